@@ -1,0 +1,212 @@
+"""Operands in, results out: the only module that knows other libraries' arrays.
+
+Whatever a caller hands over becomes a NumPy view of the same memory; a result goes back as the kind
+of array the operands were. No array library is imported that the caller has not imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import DeviceError, DTypeError, ShapeError, TilewiseError, describe
+
+__all__ = ["adopt", "adopt_out", "give_back", "is_group", "overlap"]
+
+#: DLPack device types that are host memory: CPU, CUDA pinned host, ROCm pinned host.
+_DLPACK_HOST = (1, 3, 11)
+
+
+def adopt(x: Any, name: str) -> NDArray[Any]:
+    """Return the host array ``x`` as a plain ndarray over the same memory.
+
+    Parameters
+    ----------
+    x : array_like
+        A NumPy array, a nested sequence of numbers, or anything with DLPack, the buffer protocol
+        or ``__array__``, in host memory.
+    name : str
+        The operand's name, for messages.
+
+    Raises
+    ------
+    DTypeError
+        For np.matrix, masked, sparse and dask arrays and tensors that require grad.
+    DeviceError
+        For an array in device memory.
+    ShapeError
+        For a ragged sequence.
+    """
+    if type(x) is np.ndarray:
+        return x
+    if isinstance(x, np.ndarray):
+        if isinstance(x, np.matrix):
+            raise DTypeError(f"{name} is an np.matrix, whose * differs; pass np.asarray({name})")
+        if isinstance(x, np.ma.MaskedArray):
+            raise DTypeError(
+                f"{name} is a masked array; its mask has no meaning in a product. "
+                f"Pass {name}.filled(0) or np.asarray({name})"
+            )
+        return x.view(np.ndarray)
+    library = _library_name(x)
+    if hasattr(x, "nnz") or library == "sparse":
+        raise DTypeError(f"{name} is sparse ({type(x).__name__}); pass {name}.toarray()")
+    if library == "dask":
+        raise DTypeError(f"{name} is a dask array, not multiplied here; pass {name}.compute()")
+    if library == "torch":
+        return _adopt_torch(x, name)
+    if hasattr(x, "__cuda_array_interface__"):
+        raise _on_device(x, name)
+    if hasattr(x, "__dlpack_device__"):
+        if int(x.__dlpack_device__()[0]) not in _DLPACK_HOST:
+            raise _on_device(x, name)
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError) as error:
+            if not hasattr(x, "__array__"):
+                raise DTypeError(f"{name} ({type(x).__name__}): {error}") from error
+    try:
+        adopted = np.asarray(x)
+    except ValueError as error:
+        raise ShapeError(f"{name} is not a rectangular array: {error}") from error
+    except TilewiseError:
+        raise
+    except Exception as error:
+        raise DTypeError(f"{name} ({type(x).__name__}) is not an array: {error}") from error
+    if adopted.dtype == object and not hasattr(x, "dtype"):
+        raise DTypeError(
+            f"{name} ({type(x).__name__}) is not an array of numbers; tilewise multiplies NumPy "
+            "arrays, nested sequences, and anything with DLPack, __array__ or the buffer protocol"
+        )
+    return adopted
+
+
+def adopt_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    """Return ``out`` as an ndarray that can be written, after checking it in full.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If its shape or dtype is not exactly the result's (foreign byte order is taken), if it
+        cannot be written, or if several of its elements share one place in memory.
+    """
+    view = adopt(out, name)
+    if type(out) is not np.ndarray and not np.shares_memory(view, adopt(out, name)):
+        raise DTypeError(f"{name} ({type(out).__name__}) cannot be written in place; pass an array")
+    if view.shape != shape:
+        raise ShapeError(f"{describe(name, view)} must have exactly the result's shape {shape}")
+    if view.dtype != dtype and view.dtype.newbyteorder("=") != dtype:
+        raise DTypeError(
+            f"{describe(name, view)} must have exactly the result's dtype {dtype}; "
+            f"ask for another result with dtype={str(view.dtype)!r}"
+        )
+    if not view.flags.writeable:
+        raise DTypeError(f"{describe(name, view)} is read-only; pass an array that can be written")
+    if any(step == 0 and size > 1 for step, size in zip(view.strides, shape, strict=True)):
+        raise ShapeError(
+            f"{describe(name, view)} has elements that share memory (a stride of 0); "
+            "pass an array with a place for every element"
+        )
+    return view
+
+
+def give_back(result: Any, *operands: Any) -> Any:
+    """Return ``result`` as an array of the operands' library; NumPy's stays as it is.
+
+    Operands of one library beside NumPy arrays give that library's kind. Operands of two such
+    libraries are refused, since neither kind would be expected.
+    """
+    kinds = {
+        name: x
+        for x in operands
+        if not isinstance(x, (np.ndarray, np.generic, list, tuple))
+        and (name := _library_name(x)) not in ("builtins", "numpy", "array")
+    }
+    if not kinds:
+        return result
+    if len(kinds) > 1:
+        raise DTypeError(
+            f"operands of different libraries ({', '.join(sorted(kinds))}) have no common kind of "
+            "result; convert one of them"
+        )
+    library = sys.modules.get(next(iter(kinds)))
+    if kinds.get("torch") is not None and library is not None:
+        return _to_torch(np.asarray(result), library)
+    from_dlpack = getattr(library, "from_dlpack", None)
+    return result if from_dlpack is None else from_dlpack(np.asarray(result))
+
+
+def is_group(x: Any) -> bool:
+    """Whether ``x`` is a list of operands (arrays), and not a nested list of numbers."""
+    return (
+        type(x) in (list, tuple)
+        and len(x) > 0
+        and all(hasattr(item, "shape") and hasattr(item, "dtype") and item.shape for item in x)
+    )
+
+
+def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
+    """Whether ``out`` may share memory with an operand; exact unless that takes too long."""
+    for x in operands:
+        if np.may_share_memory(out, x):
+            try:
+                if np.shares_memory(out, x, max_work=10_000):
+                    return True
+            except np.exceptions.TooHardError:
+                return True
+    return False
+
+
+def _library_name(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
+
+
+def _on_device(x: Any, name: str) -> DeviceError:
+    return DeviceError(
+        f"{name} ({type(x).__name__}, shape {tuple(x.shape)}) is in device memory, and this "
+        "version of tilewise multiplies host arrays; copy it to the host first"
+    )
+
+
+def _adopt_torch(x: Any, name: str) -> NDArray[Any]:
+    if x.requires_grad:
+        raise DTypeError(
+            f"{name} requires grad, and tilewise records no gradients; pass {name}.detach()"
+        )
+    if x.device.type != "cpu":
+        raise _on_device(x, name)
+    if str(x.layout) != "torch.strided":
+        raise DTypeError(f"{name} is sparse ({x.layout}); pass {name}.to_dense()")
+    x = x.resolve_conj().resolve_neg()
+    torch = sys.modules["torch"]
+    try:
+        return np.asarray(x.numpy())
+    except TypeError:
+        # NumPy has no such type: pass the bits, and read them as the type of ml_dtypes.
+        extension = _extension_dtype(str(x.dtype).removeprefix("torch."), name)
+        carrier = torch.int16 if extension.itemsize == 2 else torch.uint8
+        return np.asarray(x.view(carrier).numpy()).view(extension)
+
+
+def _to_torch(result: NDArray[Any], torch: ModuleType) -> Any:
+    if result.dtype.isbuiltin == 1:
+        return torch.from_numpy(result)
+    carrier = np.int16 if result.dtype.itemsize == 2 else np.uint8
+    return torch.from_numpy(result.view(carrier)).view(getattr(torch, result.dtype.name))
+
+
+def _extension_dtype(dtype_name: str, name: str) -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise DTypeError(
+            f"{name} is {dtype_name}, which NumPy knows through ml_dtypes: pip install ml_dtypes"
+        ) from None
+    scalar = getattr(ml_dtypes, dtype_name, None)
+    if scalar is None:
+        raise DTypeError(f"{name} has dtype {dtype_name}, which cannot be multiplied")
+    return np.dtype(scalar)

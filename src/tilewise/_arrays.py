@@ -17,6 +17,9 @@ from .errors import DeviceError, DTypeError, ShapeError, TilewiseError, describe
 
 __all__ = ["adopt", "adopt_out", "give_back", "is_group", "overlap"]
 
+#: Candidates that the exact test for shared memory may try before overlap is assumed.
+_OVERLAP_WORK: Any = 10_000
+
 #: DLPack device types that are host memory: CPU, CUDA pinned host, ROCm pinned host.
 _DLPACK_HOST = (1, 3, 11)
 
@@ -154,7 +157,7 @@ def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
     for x in operands:
         if np.may_share_memory(out, x):
             try:
-                if np.shares_memory(out, x, max_work=10_000):
+                if np.shares_memory(out, x, max_work=_OVERLAP_WORK):
                     return True
             except np.exceptions.TooHardError:
                 return True
@@ -209,4 +212,5 @@ def _extension_dtype(dtype_name: str, name: str) -> np.dtype[Any]:
     scalar = getattr(ml_dtypes, dtype_name, None)
     if scalar is None:
         raise DTypeError(f"{name} has dtype {dtype_name}, which cannot be multiplied")
-    return np.dtype(scalar)
+    dtype: np.dtype[Any] = np.dtype(scalar)
+    return dtype

@@ -1,0 +1,373 @@
+"""The public calls: check, adopt, plan, run, give back."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _arrays, _cpu, _memory
+from ._plan import Operand, Plan, make_plan
+from .errors import BudgetError, CheckError, OptionError, ShapeError, describe
+from .numerics import dtypes
+
+__all__ = ["gemm", "matmul", "plan", "run"]
+
+#: A product that holds less than this is not held against the free memory: asking costs more.
+_CHECKED_BYTES = 256 << 20
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    /,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    precision: str | None = None,
+    stream: Any = None,
+    memory: Any = None,
+    devices: Any = None,
+    verify: bool = False,
+) -> Any:
+    """Return the matrix product ``out = a @ b``, by np.matmul's rules.
+
+    Parameters
+    ----------
+    a : array_like (..., m, k) or (k,)
+    b : array_like (..., k, n) or (k,)
+        Numbers of any NumPy type, bfloat16 or float8; any strides, alignment and byte order.
+        Batch axes broadcast and are never expanded. Two lists of arrays are multiplied pair by
+        pair, and give a list.
+    out : array (..., m, n), optional
+        Where to write: exactly the result's shape and dtype, any strides. It may overlap an
+        operand; the result is then right all the same.
+    dtype : dtype, optional
+        The result's type, computed without overflow on the way: int8 matrices with
+        ``dtype=np.int32`` give exact sums.
+    precision : {None, "ieee", "tf32", "fp64-int8"}
+        Allows less than the default bound, by name. The CPU never gives less.
+    stream : object, optional
+        For operands in device memory only.
+    memory : int or str, optional
+        Budget for what tilewise itself holds: the result, unless ``out`` is given, and its
+        workspace. Bytes, or text such as "2GiB" or "80%".
+    devices : str or list of str, optional
+        "cpu", or None to choose.
+    verify : bool
+        Check the result by `check` before it is returned or written.
+
+    Returns
+    -------
+    array (..., m, n)
+        Of the operands' kind; ``out`` itself if it was given; a scalar for two vectors. Host
+        operands block until the result is complete.
+
+    Raises
+    ------
+    ShapeError, DTypeError, OptionError, BudgetError, DeviceError
+        Before any work, naming the operand and what to do.
+    CheckError
+        If ``verify`` found the result wrong; ``out`` is then untouched.
+
+    Notes
+    -----
+    Each element obeys the bound that ``tilewise.plan(a, b)`` prints (docs/numerics.md).
+    """
+    if stream is not None:
+        _refuse_stream(stream)
+    if _arrays.is_group(a) or _arrays.is_group(b):
+        _check_group(a, b, out)
+        outs = [None] * len(a) if out is None else out
+        return [
+            matmul(
+                x,
+                y,
+                out=z,
+                dtype=dtype,
+                precision=precision,
+                memory=memory,
+                devices=devices,
+                verify=verify,
+            )
+            for x, y, z in zip(a, b, outs, strict=True)
+        ]
+    x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
+    made = _plan_for(x, y, out is not None, False, dtype, precision, memory, devices, verify)
+    return _run(made, x, y, out, a, b)
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any,
+    /,
+    *,
+    alpha: Any = 1,
+    beta: Any = 0,
+    precision: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """Compute ``c = alpha·a·b + beta·c`` in place, and return ``c``.
+
+    Parameters
+    ----------
+    a : array_like (..., m, k) or (k,)
+    b : array_like (..., k, n) or (k,)
+    c : array (..., m, n)
+        Exactly the product's shape and dtype, any strides; it may overlap an operand.
+    alpha, beta : number
+        Of the product's kind: whole numbers for integer matrices, real ones for real matrices.
+        With ``beta=0`` c is written and never read; with ``alpha=0`` a and b are never read.
+    precision, stream
+        As for `matmul`.
+
+    Raises
+    ------
+    ShapeError, DTypeError, OptionError
+        Before any work; c is untouched.
+    """
+    if stream is not None:
+        _refuse_stream(stream)
+    x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
+    made = _plan_for(x, y, True, True, None, precision, None, None, False)
+    target = _arrays.adopt_out(c, made.shape, made.dtype, "c")
+    alpha = _scalar(alpha, "alpha", made.compute_dtype)
+    beta = _scalar(beta, "beta", made.compute_dtype)
+    if _arrays.overlap(target, x):
+        x = x.copy()
+    if _arrays.overlap(target, y):
+        y = y.copy()
+    if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
+        kept = np.zeros(made.shape, made.dtype) if beta == 0 else target * beta
+        np.copyto(target, kept, casting="unsafe")
+        return c
+    _cpu.execute(made, x, y, target, _cpu.Epilogue(alpha, beta))
+    return c
+
+
+def plan(
+    a: Any,
+    b: Any,
+    /,
+    *,
+    out: Any = None,
+    dtype: Any = None,
+    precision: str | None = None,
+    stream: Any = None,
+    memory: Any = None,
+    devices: Any = None,
+    verify: bool = False,
+) -> Plan:
+    """Return what `matmul` would do with these arguments, and why; nothing is computed.
+
+    Operands may be arrays, or anything with ``shape`` and ``dtype``: no element is read. The plan
+    prints for people, ``plan.to_dict()`` is for programs, and ``plan(a, b, out=c)`` runs it.
+
+    Raises
+    ------
+    ShapeError, DTypeError, OptionError, BudgetError, DeviceError
+        As `matmul` would.
+    """
+    if stream is not None:
+        _refuse_stream(stream)
+    x, y = _described(a, "a"), _described(b, "b")
+    return _plan_for(x, y, out is not None, False, dtype, precision, memory, devices, verify)
+
+
+def run(made: Plan, a: Any, b: Any, out: Any) -> Any:
+    """Run a plan on operands, after checking that they are those it was made for."""
+    x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
+    for name, given, planned in (("a", x, made.a), ("b", y, made.b)):
+        if (
+            given.shape != planned.shape
+            or given.dtype != planned.dtype
+            or given.strides != planned.strides
+        ):
+            raise ShapeError(
+                f"{describe(name, given)} is not what this plan is for: shape {planned.shape}, "
+                f"dtype {planned.dtype}, strides {planned.strides}; make a plan for it"
+            )
+    return _run(made, x, y, out, a, b)
+
+
+def _run(made: Plan, x: NDArray[Any], y: NDArray[Any], out: Any, a: Any, b: Any) -> Any:
+    if out is None:
+        if made.held_bytes > _CHECKED_BYTES:
+            _check_available(made)
+        result = _cpu.execute(made, x, y, None)
+        if made.verify:
+            _verify(x, y, result)
+        if type(a) is np.ndarray and type(b) is np.ndarray:
+            return result
+        return _arrays.give_back(result, a, b)
+    target = _arrays.adopt_out(out, made.shape, made.dtype, "out")
+    if made.verify or _arrays.overlap(target, x, y):
+        # A wrong result must not replace what is there, nor an operand change while it is read.
+        result = _cpu.execute(made, x, y, None)
+        if made.verify:
+            _verify(x, y, result)
+        np.copyto(target, result)
+    else:
+        _cpu.execute(made, x, y, target)
+    return out
+
+
+def _plan_for(
+    x: Any,
+    y: Any,
+    out_given: bool,
+    updates: bool,
+    dtype: Any,
+    precision: str | None,
+    memory: Any,
+    devices: Any,
+    verify: bool,
+) -> Plan:
+    return _cached_plan(
+        x.shape,
+        x.dtype,
+        x.strides,
+        x.flags.aligned if type(x) is np.ndarray else True,
+        y.shape,
+        y.dtype,
+        y.strides,
+        y.flags.aligned if type(y) is np.ndarray else True,
+        out_given,
+        updates,
+        None if dtype is None else dtypes.dtype_named(dtype),
+        precision,
+        None if memory is None else _memory.parse_budget(memory),
+        None if devices is None else _device_names(devices),
+        bool(verify),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _cached_plan(
+    a_shape: tuple[int, ...],
+    a_dtype: np.dtype[Any],
+    a_strides: tuple[int, ...],
+    a_aligned: bool,
+    b_shape: tuple[int, ...],
+    b_dtype: np.dtype[Any],
+    b_strides: tuple[int, ...],
+    b_aligned: bool,
+    out_given: bool,
+    updates: bool,
+    dtype: np.dtype[Any] | None,
+    precision: str | None,
+    memory_bytes: int | None,
+    devices: tuple[str, ...] | None,
+    verify: bool,
+) -> Plan:
+    return make_plan(
+        Operand(a_shape, a_dtype, a_strides, a_aligned),
+        Operand(b_shape, b_dtype, b_strides, b_aligned),
+        dtype=dtype,
+        precision=precision,
+        memory_bytes=memory_bytes,
+        devices=devices,
+        out_given=out_given,
+        updates=updates,
+        verify=verify,
+        threads=_threads(),
+    )
+
+
+@lru_cache(maxsize=1)
+def _threads() -> str:
+    """Say which BLAS NumPy was built with; how many threads it takes is its own setting."""
+    try:
+        blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    except Exception:  # an older NumPy, or one built without this record
+        return "NumPy's BLAS"
+    return f"NumPy's BLAS ({blas.get('name', 'unknown')} {blas.get('version', '')})".replace(
+        " )", ")"
+    )
+
+
+def _described(x: Any, name: str) -> Any:
+    """Return an operand for planning: the array, or what has a shape and a dtype and no data."""
+    is_array = isinstance(x, np.ndarray) or any(
+        hasattr(x, protocol)
+        for protocol in (
+            "__array__",
+            "__dlpack__",
+            "__cuda_array_interface__",
+            "__array_interface__",
+        )
+    )
+    if not is_array and hasattr(x, "shape") and hasattr(x, "dtype"):
+        return Operand.of(x)
+    return _arrays.adopt(x, name)
+
+
+def _check_available(made: Plan) -> None:
+    available = _memory.available_bytes()
+    if made.held_bytes > available:
+        size = _memory.format_bytes
+        raise BudgetError(
+            f"the result {made.shape} {made.dtype} needs {size(made.held_bytes)} and this machine "
+            f"has {size(available)} free; pass out=np.memmap(...) to write it to a file, or "
+            "multiply files with tilewise mul"
+        )
+
+
+def _verify(x: NDArray[Any], y: NDArray[Any], result: Any) -> None:
+    from .numerics.check import check
+
+    found = check(x, y, np.asarray(result))
+    if not found:
+        raise CheckError(f"verify=True found a wrong result: {found}")
+
+
+def _check_group(a: Any, b: Any, out: Any) -> None:
+    if not (_arrays.is_group(a) and _arrays.is_group(b)) or len(a) != len(b):
+        sizes = [f"a list of {len(x)}" if _arrays.is_group(x) else "one operand" for x in (a, b)]
+        raise ShapeError(
+            f"a grouped product needs two lists of equally many arrays, and a is {sizes[0]}, "
+            f"b is {sizes[1]}; stack the arrays (np.stack) if a list was meant as one operand"
+        )
+    if out is not None and (type(out) not in (list, tuple) or len(out) != len(a)):
+        raise ShapeError(f"out of a grouped product is a list of {len(a)} arrays")
+
+
+def _scalar(value: Any, name: str, compute: np.dtype[Any]) -> Any:
+    """Return ``alpha`` or ``beta`` as a number of the kind the sums are, or raise."""
+    number = np.asarray(value)
+    order = "biufc"
+    kind = "f" if compute.kind == "f" else compute.kind
+    if number.shape or number.dtype.kind not in order:
+        raise OptionError(f"{name}={value!r} is not a number")
+    allowed = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}[kind]
+    if compute.kind == "b" and value in (0, 1):
+        return bool(value)
+    if number.dtype.kind not in allowed:
+        raise OptionError(
+            f"{name}={value!r} is not of the product's kind: c is summed in {compute}; "
+            "convert the operands, or choose a number of that kind"
+        )
+    return number[()]
+
+
+def _device_names(devices: Any) -> tuple[str, ...]:
+    names = (devices,) if isinstance(devices, str) else devices
+    try:
+        names = tuple(names)
+    except TypeError:
+        names = (devices,)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise OptionError(
+            f"devices={devices!r} is not a device; give 'cpu', 'cuda:0' or a list of such names"
+        )
+    return names
+
+
+def _refuse_stream(stream: Any) -> None:
+    raise OptionError(
+        f"stream={stream!r} was given, and the operands are in host memory; host products block "
+        "until done and take no stream"
+    )

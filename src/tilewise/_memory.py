@@ -1,0 +1,102 @@
+"""Memory of the host: what is there, what is free, and budgets as people write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from .errors import OptionError
+
+__all__ = ["available_bytes", "format_bytes", "parse_budget", "total_bytes"]
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", 1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", 1)},
+}
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def parse_budget(memory: Any) -> int | None:
+    """Return a budget in bytes.
+
+    Parameters
+    ----------
+    memory : int, float, str or None
+        Bytes; "2GiB", "500 MB"; "80%" of this machine's memory; None for no budget.
+
+    Raises
+    ------
+    OptionError
+        For anything else: NaN, negative, unknown units.
+    """
+    if memory is None:
+        return None
+    wrong = OptionError(
+        f"memory={memory!r} is not a budget; give bytes, or text such as '2GiB', '500MB' or '80%'"
+    )
+    if isinstance(memory, bool):
+        raise wrong
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*(%|[a-z]*)\s*", memory.lower())
+        if match is None:
+            raise wrong
+        number, unit = float(match[1]), match[2]
+        if unit == "%":
+            if number > 100:
+                raise wrong
+            return int(total_bytes() * number / 100)
+        if unit not in _UNITS:
+            raise wrong
+        return int(number * _UNITS[unit])
+    try:
+        number = float(memory)
+    except (TypeError, ValueError):
+        raise wrong from None
+    if not math.isfinite(number) or number < 0:
+        raise wrong
+    return int(number)
+
+
+def format_bytes(count: int) -> str:
+    """Return a byte count as people read it: ``1.50 GiB``."""
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, 5)
+    return f"{count / 1024**power:.2f} {'KMGTP'[power - 1]}iB"
+
+
+def total_bytes() -> int:
+    """Return the memory of this machine, or of the container that limits this process."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    limit = _cgroup_number("memory.max", "memory/memory.limit_in_bytes")
+    return total if limit is None else min(total, limit)
+
+
+def available_bytes() -> int:
+    """Return the memory that can still be taken without swapping."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    limit = _cgroup_number("memory.max", "memory/memory.limit_in_bytes")
+    used = _cgroup_number("memory.current", "memory/memory.usage_in_bytes")
+    if limit is not None and used is not None:
+        available = min(available, max(limit - used, 0))
+    return available
+
+
+def _cgroup_number(*names: str) -> int | None:
+    """Return a number from the control group's files (version 2, then 1), if it limits anything."""
+    for name in names:
+        try:
+            text = (_CGROUP / name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            return int(text)
+    return None

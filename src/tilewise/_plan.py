@@ -1,0 +1,432 @@
+"""From a problem to a plan: what will run, why, how many bytes, which error bound, which bits.
+
+Planning is pure: it sees shapes, dtypes and strides, never data, and does no work. Facts about the
+machine come in as an argument. Every "why this method? why these tiles?" is answered here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from . import _memory
+from .errors import BudgetError, DeviceError, DTypeError, OptionError, ShapeError
+from .numerics import bounds, dtypes
+from .outofcore.schedule import Tiles, choose_tiles
+
+__all__ = ["Operand", "Plan", "make_plan"]
+
+Method = Literal["blas", "panels", "limbs", "or-and", "numpy"]
+
+#: Workspace of the panel methods where no budget says otherwise. Tiles of this size keep BLAS
+#: at its full rate (docs/facts.md) and are small beside any matrix that is worth cutting.
+DEFAULT_WORKSPACE_BYTES = 128 << 20
+
+#: Products below this many multiplications are left to np.matmul for integers: the loop it has for
+#: them costs less than the call of a faster method.
+_SMALL_INTEGER_PRODUCT = 4096
+
+PRECISIONS = (None, "ieee", "tf32", "fp64-int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What planning needs to know of one operand."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides: tuple[int, ...]  #: bytes
+    aligned: bool = True
+    where: str = "memory"  #: "memory" or "file"
+
+    @classmethod
+    def of(cls, x: Any) -> Operand:
+        """Describe an array, or anything with ``shape`` and ``dtype`` (taken as C-ordered)."""
+        dtype = np.dtype(x.dtype)
+        shape = tuple(int(size) for size in x.shape)
+        strides = getattr(x, "strides", None)
+        if strides is None:
+            strides = _c_strides(shape, dtype.itemsize)
+        flags = getattr(x, "flags", None)
+        return cls(shape, dtype, tuple(strides), getattr(flags, "aligned", True))
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether BLAS can read it in place: aligned, native, one unit stride of the last two."""
+        if not self.aligned or not self.dtype.isnative:
+            return False
+        size, itemsize = self.shape[-2:], self.dtype.itemsize
+        strides = self.strides[-2:]
+        if len(size) == 1:
+            return size[0] <= 1 or (strides[0] > 0 and strides[0] % itemsize == 0)
+        rows, columns = size
+        row_step, column_step = strides
+        by_rows = (columns <= 1 or column_step == itemsize) and (
+            rows <= 1 or (row_step % itemsize == 0 and row_step >= columns * itemsize)
+        )
+        by_columns = (rows <= 1 or row_step == itemsize) and (
+            columns <= 1 or (column_step % itemsize == 0 and column_step >= rows * itemsize)
+        )
+        return by_rows or by_columns
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What would run for a product, and why; call it to run it: ``plan(a, b, out=c)``.
+
+    A plan is for operands of exactly these shapes, dtypes and strides. Calling it checks just that.
+    """
+
+    a: Operand
+    b: Operand
+    shape: tuple[int, ...]  #: of the result
+    dtype: np.dtype[Any]  #: of the result
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    device: str
+    method: Method
+    compute_dtype: np.dtype[Any]  #: in which sums are held
+    precision: str | None
+    tiles: Tiles | None  #: None where one call of np.matmul does all
+    matrices_at_once: int  #: of a batch
+    workspace_bytes: int
+    held_bytes: int  #: result (unless given by out=) and workspace
+    moved_bytes: int  #: operands read once and result written once, in main memory
+    bound: bounds.Bound
+    bits: str
+    why: tuple[str, ...]
+    verify: bool = False
+    threads: str = field(default="", compare=False)
+
+    def __call__(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
+        """Return ``a @ b`` as planned; blocks until done.
+
+        Parameters
+        ----------
+        a, b : array_like
+            Operands of the planned shapes, dtypes and strides.
+        out : array, optional
+            Where to write the result: exactly its shape and dtype, any strides.
+
+        Raises
+        ------
+        ShapeError
+            If an operand is not the one that was planned for.
+        """
+        from ._api import run
+
+        return run(self, a, b, out)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain numbers, strings and lists, for programs."""
+        return {
+            "a": _operand_dict(self.a),
+            "b": _operand_dict(self.b),
+            "result": {"shape": list(self.shape), "dtype": str(self.dtype)},
+            "batch": list(self.batch),
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "device": self.device,
+            "method": self.method,
+            "compute_dtype": str(self.compute_dtype),
+            "precision": self.precision,
+            "tiles": None
+            if self.tiles is None
+            else {
+                "tile_m": self.tiles.tile_m,
+                "tile_n": self.tiles.tile_n,
+                "tile_k": self.tiles.tile_k,
+                "count": self.tiles.count * math.prod(self.batch),
+            },
+            "workspace_bytes": self.workspace_bytes,
+            "held_bytes": self.held_bytes,
+            "moved_bytes": self.moved_bytes,
+            "bound": {
+                "factor": self.bound.factor,
+                "underflow": self.bound.underflow,
+                "rounding": self.bound.rounding,
+                "text": self.bound.text,
+            },
+            "bits": self.bits,
+            "why": list(self.why),
+            "verify": self.verify,
+        }
+
+    def __str__(self) -> str:
+        size = _memory.format_bytes
+        lines = [
+            f"product    {self.a} @ {self.b} -> {self.shape} {self.dtype}",
+            f"runs on    {self.device}" + (f", {self.threads}" if self.threads else ""),
+            f"method     {self.method}, sums in {self.compute_dtype}",
+        ]
+        if self.tiles is not None:
+            t = self.tiles
+            lines.append(
+                f"tiles      {t.tile_m} x {t.tile_n} of C, {t.tile_k} of K at a time; "
+                f"{t.count * math.prod(self.batch)} in all"
+            )
+        lines += [
+            f"memory     holds {size(self.held_bytes)} (workspace {size(self.workspace_bytes)})",
+            f"moves      {size(self.moved_bytes)}: operands read once, result written once",
+            f"error      {self.bound.text}",
+            f"bits       {self.bits}",
+        ]
+        if self.verify:
+            lines.append("verify     the result is checked before it is returned")
+        lines += [("why        " if i == 0 else "           ") + w for i, w in enumerate(self.why)]
+        return "\n".join(lines)
+
+
+def make_plan(
+    a: Operand,
+    b: Operand,
+    *,
+    dtype: np.dtype[Any] | None = None,
+    precision: str | None = None,
+    memory_bytes: int | None = None,
+    devices: tuple[str, ...] | None = None,
+    out_given: bool = False,
+    updates: bool = False,
+    verify: bool = False,
+    threads: str = "",
+) -> Plan:
+    """Return the plan for ``a @ b``, or raise before any work.
+
+    Parameters
+    ----------
+    a, b : Operand
+        The operands, described.
+    dtype : numpy.dtype, optional
+        Result type, computed without overflow on the way.
+    precision : {None, "ieee", "tf32", "fp64-int8"}
+        Less than the default promise is allowed only by name; the CPU never gives less.
+    memory_bytes : int, optional
+        What tilewise may hold: the result, unless ``out_given``, and its workspace.
+    devices : tuple of str, optional
+        Devices that were asked for; None means any.
+    updates : bool
+        Whether the result is scaled and added to what is there, as `gemm` does.
+
+    Raises
+    ------
+    ShapeError, DTypeError, OptionError, BudgetError, DeviceError
+        Naming the operand, and what to do.
+    """
+    _check_device(devices)
+    a_dtype, b_dtype = dtypes.canonical(a.dtype, "a"), dtypes.canonical(b.dtype, "b")
+    batch, m, n, k, shape = result_shape(a, b)
+    promoted = dtypes.product_dtype(a_dtype, b_dtype)
+    result = promoted if dtype is None else dtypes.canonical(dtype, "dtype=")
+    _check_cast(promoted, result, a_dtype, b_dtype)
+    _check_precision(precision, promoted)
+    compute = dtypes.accumulator(result, a_dtype, b_dtype)
+    work = math.prod(batch) * m * n * k
+    why: list[str] = []
+    method = _choose_method(a, b, a_dtype, b_dtype, result, compute, work, updates, why)
+    if precision in ("tf32", "fp64-int8"):
+        why.append(f"precision {precision!r} allows less; the CPU gives the full bound")
+
+    result_bytes = math.prod(shape) * result.itemsize
+    held_result = 0 if out_given else result_bytes
+    room = DEFAULT_WORKSPACE_BYTES
+    if memory_bytes is not None:
+        room = min(room, max(memory_bytes - held_result, 0))
+    tiles = None
+    matrices_at_once = workspace = 0
+    if method in ("panels", "limbs", "or-and"):
+        panel_bytes, tile_bytes = _held_per_element(method, compute)
+        tiles = choose_tiles(
+            m, n, k, panel_bytes=panel_bytes, tile_bytes=tile_bytes, budget_bytes=room
+        )
+        if tiles is None:
+            workspace = 2 * panel_bytes + tile_bytes
+        else:
+            is_whole = tiles.count == 1 and tiles.tile_k >= k
+            matrices_at_once = room // tiles.workspace_bytes if is_whole else 1
+            matrices_at_once = max(min(matrices_at_once, math.prod(batch)), 1)
+            workspace = matrices_at_once * tiles.workspace_bytes
+    held = held_result + workspace
+    if memory_bytes is not None and held > memory_bytes:
+        size = _memory.format_bytes
+        raise BudgetError(
+            f"the result {shape} {result} takes {size(held_result)} and the workspace at least "
+            f"{size(workspace)}, and memory= allows {size(memory_bytes)}; raise the budget, or "
+            "pass out=np.memmap(...) to write the result to a file"
+        )
+    if method == "blas":
+        bits = "this plan: np.matmul's; same BLAS and threads, same bits"
+    elif compute.kind in "biu":
+        bits = "exact: every device and every plan gives these"
+    else:
+        bits = "this plan: same BLAS and threads, same bits"
+    return Plan(
+        a=a,
+        b=b,
+        shape=shape,
+        dtype=result,
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        device="cpu",
+        method=method,
+        compute_dtype=compute,
+        precision=precision,
+        tiles=tiles,
+        matrices_at_once=matrices_at_once,
+        workspace_bytes=workspace,
+        held_bytes=held,
+        moved_bytes=a.nbytes + b.nbytes + result_bytes,
+        bound=bounds.bound(k, a_dtype, b_dtype, result),
+        bits=bits,
+        why=tuple(why),
+        verify=verify,
+        threads=threads,
+    )
+
+
+def result_shape(a: Operand, b: Operand) -> tuple[tuple[int, ...], int, int, int, tuple[int, ...]]:
+    """Return batch, m, n, k and the result's shape, by np.matmul's rules."""
+    for name, x in (("a", a), ("b", b)):
+        if not x.shape:
+            raise ShapeError(
+                f"{name} is a scalar ({x.dtype}); a matrix product needs at least one axis. "
+                "Use * to scale a matrix"
+            )
+    a_shape = a.shape if len(a.shape) > 1 else (1, *a.shape)
+    b_shape = b.shape if len(b.shape) > 1 else (*b.shape, 1)
+    (m, k), (k_of_b, n) = a_shape[-2:], b_shape[-2:]
+    if k != k_of_b:
+        axis_a = len(a.shape) - 1
+        axis_b = max(len(b.shape) - 2, 0)
+        raise ShapeError(
+            f"a (shape {a.shape}, dtype {a.dtype}, strides {a.strides}) and b (shape {b.shape}, "
+            f"dtype {b.dtype}, strides {b.strides}) do not go together: axis {axis_a} of a has "
+            f"{k} elements and axis {axis_b} of b has {k_of_b}; they must be equal"
+        )
+    try:
+        batch = np.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+    except ValueError:
+        raise ShapeError(
+            f"the batch axes of a {a.shape} and b {b.shape} do not broadcast: "
+            f"{a_shape[:-2]} against {b_shape[:-2]}; each pair must be equal or one of them 1"
+        ) from None
+    shape = batch + ((m,) if len(a.shape) > 1 else ()) + ((n,) if len(b.shape) > 1 else ())
+    return batch, m, n, k, shape
+
+
+def _choose_method(
+    a: Operand,
+    b: Operand,
+    a_dtype: np.dtype[Any],
+    b_dtype: np.dtype[Any],
+    result: np.dtype[Any],
+    compute: np.dtype[Any],
+    work: int,
+    updates: bool,
+    why: list[str],
+) -> Method:
+    if compute not in dtypes.BLAS_DTYPES and compute.kind in "fc":
+        why.append(f"no BLAS has {compute}; NumPy's own loop multiplies it")
+        return "numpy"
+    if compute.kind == "b":
+        why.append(
+            "bool is or-and: a float32 product counts the hits, which are then compared to 0"
+        )
+        return "or-and"
+    if compute.kind in "iu":
+        if work <= _SMALL_INTEGER_PRODUCT:
+            why.append("too small for anything but NumPy's own loop to pay")
+            return "numpy"
+        why.append(
+            "BLAS has no integers: exact products of limbs in floating-point BLAS, 3 to 90 "
+            "times NumPy's own loop"
+        )
+        return "limbs"
+    if a_dtype == b_dtype == result == compute:
+        if updates:
+            why.append("each tile of the product is scaled and added to c as it is finished")
+            return "panels"
+        if a.is_plain and b.is_plain:
+            why.append("both operands are as BLAS reads them: one call, nothing copied")
+            return "blas"
+        odd = " and ".join(name for name, x in (("a", a), ("b", b)) if not x.is_plain)
+        why.append(
+            f"{odd}: strides, alignment or byte order that BLAS cannot read; panels are "
+            "copied, never a whole operand"
+        )
+        return "panels"
+    why.append(
+        f"panels are converted to {compute}, multiplied by BLAS and summed in {compute}; "
+        f"one rounding to {result}"
+    )
+    return "panels"
+
+
+def _check_device(devices: tuple[str, ...] | None) -> None:
+    for device in devices or ():
+        if device != "cpu":
+            raise DeviceError(
+                f"device {device!r} was asked for, and this version of tilewise multiplies on the "
+                "CPU; pass devices='cpu' or leave it out"
+            )
+
+
+def _check_cast(
+    promoted: np.dtype[Any], result: np.dtype[Any], a: np.dtype[Any], b: np.dtype[Any]
+) -> None:
+    if result == promoted or dtypes.is_narrow(result):
+        kinds = "biuf" if dtypes.is_narrow(result) else "biufcV"
+        if dtypes.is_narrow(promoted) or promoted.kind in kinds:
+            return
+    elif np.can_cast(dtypes.as_numpy(promoted), result, "same_kind"):
+        return
+    raise DTypeError(
+        f"{a} @ {b} is {promoted}, which does not become {result} without changing its kind; "
+        f"choose another dtype=, or convert the operands"
+    )
+
+
+def _check_precision(precision: str | None, promoted: np.dtype[Any]) -> None:
+    if precision not in PRECISIONS:
+        choices = ", ".join(repr(p) for p in PRECISIONS)
+        raise OptionError(f"precision={precision!r} is not one of {choices}")
+    if precision == "tf32" and promoted.char not in "fF":
+        raise OptionError(f"precision='tf32' is for float32 and complex64, not {promoted}")
+    if precision == "fp64-int8" and promoted.char not in "dD":
+        raise OptionError(f"precision='fp64-int8' is for float64 and complex128, not {promoted}")
+
+
+def _held_per_element(method: Method, compute: np.dtype[Any]) -> tuple[int, int]:
+    """Return the bytes held for each element of a panel, and of a tile of C."""
+    if method == "limbs":
+        # The panel in int64, what is left of it, and up to four limbs; the sum and two products.
+        return 6 * 8, 3 * 8
+    item = max(compute.itemsize, 4)
+    return 2 * item, 2 * item
+
+
+def _operand_dict(x: Operand) -> dict[str, Any]:
+    return {"shape": list(x.shape), "dtype": str(x.dtype), "strides": list(x.strides)}
+
+
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    step = itemsize
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,66 @@
+"""References that are not ours, and operands that are awkward on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+FLOATS = ("float16", "float32", "float64")
+COMPLEX = ("complex64", "complex128")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+def exact_integers(a: Array, b: Array, dtype: Any) -> Array:
+    """Return a @ b by Python integers, wrapped into ``dtype`` as C wraps."""
+    product = np.matmul(a.astype(object), b.astype(object))
+    width = 8 * np.dtype(dtype).itemsize
+    wrapped = np.vectorize(lambda v: int(v) % (1 << width), otypes=[object])(product)
+    unsigned = np.array(wrapped.tolist(), dtype=f"u{width // 8}").reshape(product.shape)
+    return unsigned.view(dtype) if np.dtype(dtype).kind == "i" else unsigned.astype(dtype)
+
+
+def small_integers(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, low: int = -2, high: int = 2
+) -> Array:
+    """Return whole numbers in [low, high] as ``dtype``; unsigned types and bool get [0, high]."""
+    kind = np.dtype(dtype).kind
+    values = rng.integers(0 if kind in "ub" else low, high, shape, endpoint=True)
+    if kind == "c":
+        return (values + 1j * rng.integers(low, high, shape, endpoint=True)).astype(dtype)
+    return values.astype(dtype)
+
+
+def guarded(x: Array, margin: int = 3) -> tuple[Array, Array]:
+    """Return a copy of ``x`` inside a larger buffer of NaN (or 0xFF), and that buffer.
+
+    The copy is a strided view; a read outside it shows as NaN in a result, a write outside it as a
+    changed margin.
+    """
+    shape = tuple(size + 2 * margin for size in x.shape)
+    buffer = np.empty(shape, x.dtype)
+    buffer.view(np.uint8)[...] = 0xFF
+    inside = buffer[tuple(slice(margin, margin + size) for size in x.shape)]
+    inside[...] = x
+    return inside, buffer
+
+
+def margins_are_whole(inside: Array, buffer: Array) -> bool:
+    """Whether nothing but the guarded view was written; overwrites the view."""
+    inside.view(np.uint8)[...] = 0xFF
+    return bool((buffer.view(np.uint8) == 0xFF).all())
+
+
+def within_bound(c: Array, a: Array, b: Array, unit: float = 2.0**-24, out_unit: float = 0) -> bool:
+    """Rule BOUND: |c − c*| ≤ (K+2)·u·|a||b| + u_out·|c*|, with c* in float64 or complex128."""
+    wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+    a_wide, b_wide = a.astype(wide), b.astype(wide)
+    exact = np.matmul(a_wide, b_wide)
+    allowed = (a.shape[-1] + 2) * unit * np.matmul(abs(a_wide), abs(b_wide))
+    if wide is np.complex128:
+        allowed = 2 * allowed
+    allowed = allowed + out_unit * abs(exact) + 2.0**-149
+    return bool((abs(c.astype(wide) - exact) <= allowed).all())

@@ -154,7 +154,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
-        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "system": platform.platform(),
         "python": sys.version.split()[0],
         "versions": versions,
@@ -198,6 +198,4 @@ def _processor() -> str:
 
 def _blas() -> str:
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return (
-        f"{blas.get('name')} {blas.get('version')} {blas.get('openblas configuration', '')}".strip()
-    )
+    return str(blas.get("openblas configuration") or f"{blas.get('name')} {blas.get('version')}")

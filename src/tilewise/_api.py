@@ -338,18 +338,18 @@ def _check_group(a: Any, b: Any, out: Any) -> None:
 def _scalar(value: Any, name: str, compute: np.dtype[Any]) -> Any:
     """Return ``alpha`` or ``beta`` as a number of the kind the sums are, or raise."""
     number = np.asarray(value)
-    order = "biufc"
-    kind = "f" if compute.kind == "f" else compute.kind
-    if number.shape or number.dtype.kind not in order:
+    if number.shape or number.dtype.kind not in "biufc":
         raise OptionError(f"{name}={value!r} is not a number")
-    allowed = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}[kind]
     if compute.kind == "b" and value in (0, 1):
         return bool(value)
-    if number.dtype.kind not in allowed:
+    allowed = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}
+    if number.dtype.kind not in allowed[compute.kind]:
         raise OptionError(
             f"{name}={value!r} is not of the product's kind: c is summed in {compute}; "
             "convert the operands, or choose a number of that kind"
         )
+    if compute.kind in "iu":  # integers wrap, and so does what they are scaled by
+        return (int(number) + 2**63) % 2**64 - 2**63
     return number[()]
 
 

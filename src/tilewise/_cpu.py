@@ -20,6 +20,7 @@ from .numerics import limbs
 
 if TYPE_CHECKING:
     from ._plan import Plan
+    from .outofcore.schedule import Tiles
 
 __all__ = ["Epilogue", "add_product", "execute", "finish", "new_sum"]
 
@@ -46,22 +47,10 @@ def execute(plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epilogu
 
     ``out`` must not overlap an operand. A product of two vectors comes back as a scalar.
     """
-    if epilogue.is_plain:
+    with np.errstate(all="ignore"):  # Inf and NaN are results here, not news
         if plan.method == "blas":
             return np.matmul(a, b, out=out)
-        if plan.method == "numpy":
-            return _by_numpy(plan, a, b, out)
-    result = np.empty(plan.shape, plan.dtype) if out is None else out
-    a_matrix = a if a.ndim > 1 else a[np.newaxis, :]
-    b_matrix = b if b.ndim > 1 else b[:, np.newaxis]
-    c_matrix = result
-    if a.ndim == 1:
-        c_matrix = np.expand_dims(c_matrix, -1 if b.ndim == 1 else -2)
-    if b.ndim == 1:
-        c_matrix = np.expand_dims(c_matrix, -1)
-    with np.errstate(all="ignore"):  # Inf and NaN are results here, not news
-        _by_panels(plan, a_matrix, b_matrix, c_matrix, epilogue)
-    return result if out is not None or plan.shape else result[()]
+        return _by_panels(plan, a, b, out, epilogue)
 
 
 def new_sum(plan: Plan, shape: tuple[int, ...]) -> Array:
@@ -98,35 +87,33 @@ def finish(plan: Plan, total: Array, out: Array, epilogue: Epilogue = PLAIN) -> 
     np.copyto(out, total, casting="unsafe")
 
 
-def _by_numpy(plan: Plan, a: Array, b: Array, out: Array | None) -> Any:
-    with np.errstate(over="ignore"):
-        product = np.matmul(
-            a.astype(plan.compute_dtype, copy=False), b.astype(plan.compute_dtype, copy=False)
-        )
-    if out is None:
-        return product.astype(plan.dtype, copy=False)
-    np.copyto(out, product, casting="unsafe")
-    return out
-
-
-def _by_panels(plan: Plan, a: Array, b: Array, c: Array, epilogue: Epilogue) -> None:
-    if not c.size:
-        return
+def _by_panels(plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epilogue) -> Any:
+    result = np.empty(plan.shape, plan.dtype) if out is None else out
+    c = result
+    if a.ndim == 1:
+        a, c = a[np.newaxis, :], np.expand_dims(c, -1 if b.ndim == 1 else -2)
+    if b.ndim == 1:
+        b, c = b[:, np.newaxis], np.expand_dims(c, -1)
     if plan.tiles is None:
         total = np.matmul(
             a.astype(plan.compute_dtype, copy=False), b.astype(plan.compute_dtype, copy=False)
         )
         finish(plan, total, c, epilogue)
-        return
+    elif c.size:
+        _by_tiles(plan, plan.tiles, a, b, c, epilogue)
+    return result if out is not None or plan.shape else result[()]
+
+
+def _by_tiles(plan: Plan, tiles: Tiles, a: Array, b: Array, c: Array, epilogue: Epilogue) -> None:
     depth = len(plan.batch) + 2
     a = a[(np.newaxis,) * (depth - a.ndim)]
     b = b[(np.newaxis,) * (depth - b.ndim)]
     for at in _batch_slices(plan.batch, plan.matrices_at_once):
         a_some, b_some, c_some = _pick(a, at), _pick(b, at), c[at]
-        for rows, columns in plan.tiles:
+        for rows, columns in tiles:
             c_tile = c_some[..., rows, columns]
             total = new_sum(plan, c_tile.shape)
-            for i, piece in enumerate(plan.tiles.pieces()):
+            for i, piece in enumerate(tiles.pieces()):
                 add_product(
                     plan,
                     total,

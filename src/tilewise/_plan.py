@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from .errors import BudgetError, DeviceError, DTypeError, OptionError, ShapeErro
 from .numerics import bounds, dtypes
 from .outofcore.schedule import Tiles, choose_tiles
 
-__all__ = ["Operand", "Plan", "make_plan"]
+if TYPE_CHECKING:
+    from .outofcore.schedule import Schedule
+
+__all__ = ["Operand", "Plan", "held_per_element", "make_plan", "result_shape"]
 
 Method = Literal["blas", "panels", "limbs", "or-and", "numpy"]
 
@@ -51,7 +54,8 @@ class Operand:
         if strides is None:
             strides = _c_strides(shape, dtype.itemsize)
         flags = getattr(x, "flags", None)
-        return cls(shape, dtype, tuple(strides), getattr(flags, "aligned", True))
+        aligned = getattr(flags, "aligned", True)
+        return cls(shape, dtype, tuple(strides), aligned, getattr(x, "where", "memory"))
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +81,7 @@ class Operand:
         return by_rows or by_columns
 
     def __str__(self) -> str:
-        return f"{self.shape} {self.dtype}"
+        return f"{self.shape} {self.dtype}" + ("" if self.where == "memory" else f", {self.where}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,7 @@ class Plan:
     why: tuple[str, ...]
     verify: bool = False
     threads: str = field(default="", compare=False)
+    schedule: Schedule | None = None  #: how a product of files is cut; None in memory
 
     def __call__(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """Return ``a @ b`` as planned; blocks until done.
@@ -163,6 +168,7 @@ class Plan:
             "bits": self.bits,
             "why": list(self.why),
             "verify": self.verify,
+            "schedule": None if self.schedule is None else self.schedule.to_dict(),
         }
 
     def __str__(self) -> str:
@@ -184,6 +190,8 @@ class Plan:
             f"error      {self.bound.text}",
             f"bits       {self.bits}",
         ]
+        if self.schedule is not None:
+            lines.append(str(self.schedule))
         if self.verify:
             lines.append("verify     the result is checked before it is returned")
         lines += [("why        " if i == 0 else "           ") + w for i, w in enumerate(self.why)]
@@ -247,7 +255,7 @@ def make_plan(
     tiles = None
     matrices_at_once = workspace = 0
     if method in ("panels", "limbs", "or-and"):
-        panel_bytes, tile_bytes = _held_per_element(method, compute)
+        panel_bytes, tile_bytes = held_per_element(method, compute)
         tiles = choose_tiles(
             m, n, k, panel_bytes=panel_bytes, tile_bytes=tile_bytes, budget_bytes=room
         )
@@ -410,7 +418,7 @@ def _check_precision(precision: str | None, promoted: np.dtype[Any]) -> None:
         raise OptionError(f"precision='fp64-int8' is for float64 and complex128, not {promoted}")
 
 
-def _held_per_element(method: Method, compute: np.dtype[Any]) -> tuple[int, int]:
+def held_per_element(method: Method, compute: np.dtype[Any]) -> tuple[int, int]:
     """Return the bytes held for each element of a panel, and of a tile of C."""
     if method == "limbs":
         # The panel in int64, what is left of it, and up to four limbs; the sum and two products.

@@ -1,0 +1,59 @@
+"""What the package exports, imports and weighs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import tilewise
+
+ROOT = Path(__file__).parents[1]
+
+EXPORTED = {
+    "TilewiseError",
+    "check",
+    "explain",
+    "gemm",
+    "guide",
+    "matmul",
+    "multiply_files",
+    "plan",
+}
+
+
+def test_exported_names() -> None:
+    assert set(tilewise.__all__) == EXPORTED
+    assert all(hasattr(tilewise, name) for name in EXPORTED)
+
+
+def test_import_brings_numpy_and_nothing_heavy() -> None:
+    program = """
+import sys, numpy
+before = set(sys.modules)
+import tilewise
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(sorted(new - set(sys.stdlib_module_names) - {"numpy", "tilewise"}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_import_is_quick() -> None:
+    program = """
+import time, numpy
+start = time.perf_counter(); import tilewise; print(time.perf_counter() - start)
+"""
+    run = [sys.executable, "-c", program]
+    times = [float(subprocess.run(run, capture_output=True, check=True).stdout) for _ in range(5)]
+    assert min(times) < 0.150
+
+
+def test_no_module_outgrows_its_room() -> None:
+    sizes = {
+        path.relative_to(ROOT): len(path.read_text().splitlines())
+        for path in (ROOT / "src").rglob("*.py")
+    }
+    assert {str(path): size for path, size in sizes.items() if size > 600} == {}

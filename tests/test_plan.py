@@ -1,0 +1,108 @@
+"""plan: pure, printable, callable, and true about what it will hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewise as tw
+from tests.support import small_integers
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(9)
+
+
+def shape_only(*shape: int, dtype: str = "float32") -> Any:
+    return SimpleNamespace(shape=shape, dtype=np.dtype(dtype))
+
+
+def test_planning_reads_no_data_and_needs_none() -> None:
+    plan = tw.plan(shape_only(10**6, 10**6), shape_only(10**6, 10**6))
+    assert (plan.m, plan.n, plan.k) == (10**6,) * 3
+    assert plan.held_bytes == 4 * 10**12
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.m = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "int8", "bool", "complex128", "longdouble"]
+)
+def test_plan_prints_for_people_and_goes_to_json(dtype: str) -> None:
+    plan = tw.plan(shape_only(4096, 512, dtype=dtype), shape_only(512, 33, dtype=dtype))
+    text = str(plan)
+    for word in ("product", "runs on", "method", "memory", "moves", "error", "bits", "why"):
+        assert f"\n{word} " in f"\n{text}", word
+    assert plan.method in text
+    assert json.loads(json.dumps(plan.to_dict()))["method"] == plan.method
+    assert plan.why
+
+
+def test_a_called_plan_gives_matmuls_result(rng: Any) -> None:
+    for dtype in ("float32", "float16", "int32"):
+        a, b = small_integers(rng, (40, 30), dtype), small_integers(rng, (30, 20), dtype)
+        plan = tw.plan(a, b)
+        out = np.empty((40, 20), dtype)
+        assert np.array_equal(plan(a, b), tw.matmul(a, b))
+        assert plan(a, b, out=out) is out
+        assert np.array_equal(out, tw.matmul(a, b))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "method"),
+    [("float16", "panels"), ("int16", "limbs"), ("bool", "or-and"), ("int64", "limbs")],
+)
+def test_what_is_held_is_what_was_planned(rng: Any, dtype: str, method: str) -> None:
+    low, high = (-(2**62), 2**62) if dtype == "int64" else (0, 2)
+    a = rng.integers(low, high, (900, 1100)).astype(dtype)
+    b = rng.integers(low, high, (1100, 700)).astype(dtype)
+    for memory in (None, "8MiB", "20MiB"):
+        plan = tw.plan(a, b, memory=memory)
+        assert plan.method == method
+        plan(a, b)
+        tracemalloc.start()
+        plan(a, b)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak <= plan.held_bytes + (64 << 10)
+
+
+def test_verify_is_part_of_the_plan(rng: Any, monkeypatch: Any) -> None:
+    a = rng.standard_normal((50, 60)).astype(np.float32)
+    plan = tw.plan(a, a.T, verify=True)
+    assert "verify" in str(plan)
+    out = np.full((50, 50), 7, np.float32)
+    assert np.array_equal(tw.matmul(a, a.T, out=out, verify=True), np.matmul(a, a.T))
+    out[...] = 7
+
+    def wrong(*args: Any) -> Any:
+        result = np.matmul(a, a.T)
+        result[3, 4] += 1
+        return result
+
+    monkeypatch.setattr("tilewise._cpu.execute", wrong)
+    with pytest.raises(tw.TilewiseError, match=r"verify=True.*3"):
+        tw.matmul(a, a.T, out=out, verify=True)
+    assert (out == 7).all()
+
+
+def test_the_budget_decides_and_the_refusal_has_the_numbers() -> None:
+    a = shape_only(1000, 1000, dtype="float16")
+    assert tw.plan(a, a, memory="4MiB").held_bytes <= 4 << 20
+    with pytest.raises(MemoryError, match=r"takes 1.91 MiB.*allows 1.00 MiB.*np.memmap"):
+        tw.plan(a, a, memory="1MiB")
+    assert tw.plan(a, a, memory="1MiB", out=np.empty((1000, 1000), "f2")).held_bytes <= 1 << 20
+
+
+def test_percentages_are_of_this_machine() -> None:
+    a = shape_only(4, 4)
+    assert tw.plan(a, a, memory="50%").held_bytes == 64
+    with pytest.raises(MemoryError):
+        tw.plan(a, a, memory="0%")

@@ -16,6 +16,7 @@ from ..errors import DTypeError, OptionError
 __all__ = [
     "BLAS_DTYPES",
     "accumulator",
+    "as_numpy",
     "canonical",
     "dtype_named",
     "is_float8",
@@ -81,7 +82,7 @@ def product_dtype(a: DType, b: DType) -> DType:
 
 def accumulator(result: DType, a: DType, b: DType) -> DType:
     """Return the type in which sums of products are held for a result of type ``result``."""
-    computed = np.promote_types(_as_float32(a), _as_float32(b))
+    computed = np.promote_types(as_numpy(a), as_numpy(b))
     if is_narrow(result) or (result.kind == "f" and result.itemsize <= 4):
         result = np.dtype(np.float32)
     if computed.kind == "f" and result.kind == "f" and computed.itemsize <= 4:
@@ -95,7 +96,7 @@ def dtype_named(dtype: Any) -> DType:
     Names of ``ml_dtypes`` types ("bfloat16") are understood where that package is installed.
     """
     try:
-        return np.dtype(dtype)
+        known: DType = np.dtype(dtype)
     except TypeError as error:
         if isinstance(dtype, str) and (dtype == "bfloat16" or dtype in _FLOAT8_NAMES):
             try:
@@ -104,25 +105,27 @@ def dtype_named(dtype: Any) -> DType:
                 raise DTypeError(
                     f"dtype {dtype!r} needs the package ml_dtypes: pip install ml_dtypes"
                 ) from None
-            return np.dtype(getattr(ml_dtypes, dtype))
+            extension: DType = np.dtype(getattr(ml_dtypes, dtype))
+            return extension
         raise OptionError(f"dtype={dtype!r} is not an element type: {error}") from None
+    return known
+
+
+def as_numpy(dtype: DType) -> DType:
+    """Return float32 in place of the narrow floats NumPy does not know."""
+    if is_narrow(dtype) and dtype.name != "float16":
+        return np.dtype(np.float32)
+    return dtype
 
 
 @lru_cache(maxsize=512)
 def _product_dtype(a: DType, b: DType) -> DType:
     if is_float8(a) or is_float8(b):
-        return np.promote_types(_as_float32(a), _as_float32(b))
+        return np.promote_types(as_numpy(a), as_numpy(b))
     try:
         return np.promote_types(a, b)
     except TypeError:
-        return np.promote_types(_as_float32(a), _as_float32(b))
-
-
-def _as_float32(dtype: DType) -> DType:
-    """Return float32 in place of the narrow floats NumPy does not know."""
-    if is_narrow(dtype) and dtype.name != "float16":
-        return np.dtype(np.float32)
-    return dtype
+        return np.promote_types(as_numpy(a), as_numpy(b))
 
 
 def _way_out(dtype: DType) -> str:

@@ -51,7 +51,8 @@ class Built:
 
     ``warps`` counts all warps of a block, workers included; ``blocks`` those of a cluster;
     ``shared_bytes`` is dynamic shared memory and ``static_shared_bytes`` the other kind;
-    ``instructions`` counts the SASS instructions that tell how it computes, and spills;
+    ``stack_bytes`` is local memory a thread, 0 unless it spills; ``instructions`` counts the SASS
+    instructions that tell how it computes (sm_90a alone);
     ``rewritten`` those that were replaced between the compiler and the assembler.
     """
 

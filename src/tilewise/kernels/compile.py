@@ -210,12 +210,8 @@ def compile_variant(variant: Variant, target: str) -> tuple[bytes, dict[str, Any
 def broken_rules(entry: Mapping[str, Any]) -> list[str]:
     """Say what makes a compiled kernel unfit to ship: spills, too much shared memory."""
     broken = []
-    counts = entry["instructions"]
-    spills = counts.get("LDL", 0) + counts.get("STL", 0)
-    if spills or entry["stack_bytes"]:
-        broken.append(
-            f"it spills: {spills} local loads and stores, {entry['stack_bytes']} bytes of stack"
-        )
+    if entry["stack_bytes"]:
+        broken.append(f"it spills to {entry['stack_bytes']} bytes of stack")
     shared = entry["shared_bytes"] + entry["static_shared_bytes"]
     limit = _shared_limit(entry["target"])
     if shared > limit:

@@ -6,17 +6,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import _arrays, _cpu, _memory
 from ._plan import Operand, Plan, make_plan
-from .errors import BudgetError, CheckError, OptionError, ShapeError, describe
+from ._run import run_adopted
+from .errors import OptionError, ShapeError
 from .numerics import dtypes
 
-__all__ = ["gemm", "matmul", "plan", "run"]
-
-#: A product that holds less than this is not held against the free memory: asking costs more.
-_CHECKED_BYTES = 256 << 20
+__all__ = ["gemm", "matmul", "plan"]
 
 
 def matmul(
@@ -96,7 +93,7 @@ def matmul(
         ]
     x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
     made = _plan_for(x, y, out is not None, False, dtype, precision, memory, devices, verify)
-    return _run(made, x, y, out, a, b)
+    return run_adopted(made, x, y, out, a, b)
 
 
 def gemm(
@@ -175,44 +172,6 @@ def plan(
         _refuse_stream(stream)
     x, y = _described(a, "a"), _described(b, "b")
     return _plan_for(x, y, out is not None, False, dtype, precision, memory, devices, verify)
-
-
-def run(made: Plan, a: Any, b: Any, out: Any) -> Any:
-    """Run a plan on operands, after checking that they are those it was made for."""
-    x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
-    for name, given, planned in (("a", x, made.a), ("b", y, made.b)):
-        if (
-            given.shape != planned.shape
-            or given.dtype != planned.dtype
-            or given.strides != planned.strides
-        ):
-            raise ShapeError(
-                f"{describe(name, given)} is not what this plan is for: shape {planned.shape}, "
-                f"dtype {planned.dtype}, strides {planned.strides}; make a plan for it"
-            )
-    return _run(made, x, y, out, a, b)
-
-
-def _run(made: Plan, x: NDArray[Any], y: NDArray[Any], out: Any, a: Any, b: Any) -> Any:
-    if out is None:
-        if made.held_bytes > _CHECKED_BYTES:
-            _check_available(made)
-        result = _cpu.execute(made, x, y, None)
-        if made.verify:
-            _verify(x, y, result)
-        if type(a) is np.ndarray and type(b) is np.ndarray:
-            return result
-        return _arrays.give_back(result, a, b)
-    target = _arrays.adopt_out(out, made.shape, made.dtype, "out")
-    if made.verify or _arrays.overlap(target, x, y):
-        # A wrong result must not replace what is there, nor an operand change while it is read.
-        result = _cpu.execute(made, x, y, None)
-        if made.verify:
-            _verify(x, y, result)
-        np.copyto(target, result)
-    else:
-        _cpu.execute(made, x, y, target)
-    return out
 
 
 def _plan_for(
@@ -303,25 +262,6 @@ def _described(x: Any, name: str) -> Any:
     if not is_array and hasattr(x, "shape") and hasattr(x, "dtype"):
         return Operand.of(x)
     return _arrays.adopt(x, name)
-
-
-def _check_available(made: Plan) -> None:
-    available = _memory.available_bytes()
-    if made.held_bytes > available:
-        size = _memory.format_bytes
-        raise BudgetError(
-            f"the result {made.shape} {made.dtype} needs {size(made.held_bytes)} and this machine "
-            f"has {size(available)} free; pass out=np.memmap(...) to write it to a file, or "
-            "multiply files with tilewise mul"
-        )
-
-
-def _verify(x: NDArray[Any], y: NDArray[Any], result: Any) -> None:
-    from .numerics.check import check
-
-    found = check(x, y, np.asarray(result))
-    if not found:
-        raise CheckError(f"verify=True found a wrong result: {found}")
 
 
 def _check_group(a: Any, b: Any, out: Any) -> None:

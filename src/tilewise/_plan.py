@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _memory
+from ._run import run
 from .errors import BudgetError, DeviceError, DTypeError, OptionError, ShapeError
 from .numerics import bounds, dtypes
 from .outofcore.schedule import Tiles, choose_tiles
@@ -130,8 +131,6 @@ class Plan:
         ShapeError
             If an operand is not the one that was planned for.
         """
-        from ._api import run
-
         return run(self, a, b, out)
 
     def to_dict(self) -> dict[str, Any]:

@@ -32,16 +32,17 @@ class Parameter:
     """One argument of a kernel, as its source has it.
 
     ``type`` is a number's (``i32``, ``i64``, ``fp32``, ...), ``pointer``, ``tensor map`` (passed as
-    a 128-byte CUtensorMap, then its shape as int32, then its strides as int64) or ``array``
-    (numba's: two null pointers, items, bytes an item, the pointer, shape and byte strides, all 64
-    bits).
-    ``rank`` is that of a map or an array; ``tensor_map`` holds what encodes a map: ``swizzle``,
-    ``elem_type``, ``elem_size`` and ``block_size``, which come from the compiler and nowhere else.
+    a 128-byte CUtensorMap, its shape as int32 and its strides as int64) or ``array`` (numba's: two
+    null pointers, items, bytes an item, the pointer, shape and byte strides, all of 64 bits).
+    ``rank`` is that of a map or an array; ``divisible_by`` is what the kernel was compiled to rely
+    on; ``tensor_map`` holds what encodes a map: ``data_type``, ``swizzle`` and ``block_size``,
+    which come from the compiler and nowhere else.
     """
 
     name: str
     type: str
     rank: int = 0
+    divisible_by: int = 1
     tensor_map: Mapping[str, Any] | None = None
 
 
@@ -49,11 +50,13 @@ class Parameter:
 class Built:
     """One kernel compiled for one target: where its code is, what it takes, what it uses.
 
-    ``warps`` counts all warps of a block, workers included; ``blocks`` those of a cluster;
-    ``shared_bytes`` is dynamic shared memory and ``static_shared_bytes`` the other kind;
-    ``stack_bytes`` is local memory a thread, 0 unless it spills; ``instructions`` counts the SASS
-    instructions that tell how it computes (sm_90a alone);
-    ``rewritten`` those that were replaced between the compiler and the assembler.
+    ``null_pointers`` are passed after the parameters. ``warps`` counts all warps of a block,
+    workers included; ``blocks`` those of a cluster; ``starts_early`` marks a kernel that waits in
+    its code for what it depends on (programmatic dependent launch). ``shared_bytes`` is dynamic
+    shared memory and ``static_shared_bytes`` the other kind; ``stack_bytes`` is local memory a
+    thread, 0 unless it spills. ``rewritten`` counts the instructions replaced between the compiler
+    and the assembler, and ``instructions`` (sm_90a alone) those SASS instructions that tell how it
+    computes.
     """
 
     family: str
@@ -62,14 +65,14 @@ class Built:
     path: Path
     entry: str
     parameters: tuple[Parameter, ...]
+    null_pointers: int
     warps: int
     blocks: int
+    starts_early: bool
     shared_bytes: int
     static_shared_bytes: int
     registers: int
     stack_bytes: int
-    global_scratch_bytes: int
-    profile_scratch_bytes: int
     rewritten: int
     instructions: Mapping[str, int]
     code_bytes: int

@@ -40,7 +40,7 @@ __all__ = ["FAMILIES", "Report", "Variant", "broken_rules", "build", "compile_va
 FAMILIES = ("tilewise.kernels.portable", "tilewise.kernels.hopper", "tilewise.guide")
 
 #: Raised when what is written changes in form, so that every kernel is built again.
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,12 +193,12 @@ def compile_variant(variant: Variant, target: str) -> tuple[bytes, dict[str, Any
         "target": target,
         "entry": made.entry,
         "parameters": made.parameters,
+        "null_pointers": made.null_pointers,
         "warps": made.warps,
         "blocks": int(variant.options.get("num_ctas", 1)),
+        "starts_early": bool(variant.options.get("launch_pdl", False)),
         "shared_bytes": made.shared_bytes,
         **toolchain.resource_usage(made.cubin, target),
-        "global_scratch_bytes": made.global_scratch_bytes,
-        "profile_scratch_bytes": made.profile_scratch_bytes,
         "rewritten": made.rewritten,
         "code_bytes": len(code),
         "code_sha256": hashlib.sha256(code).hexdigest(),

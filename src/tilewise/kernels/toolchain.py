@@ -52,6 +52,10 @@ _NUMBER_BYTES = {
     **dict.fromkeys(("i64", "u64", "fp64", "pointer"), 8),
 }
 
+#: Element types that Triton's metadata numbers otherwise than CUtensorMapDataType does: float32
+#: without subnormals, float64, bfloat16. Source: TMA_DTYPE_DEVICE_TO_HOST in Triton's driver.
+_MAP_TYPES = {8: 10, 9: 8, 10: 9}
+
 
 @dataclass(kw_only=True)
 class Made:
@@ -59,6 +63,7 @@ class Made:
 
     ``cubin`` is there for a PTX target too, for its report; ``warps`` counts the workers that warp
     specialisation added; ``parameters`` are `tilewise.kernels.Parameter` in the making.
+    ``null_pointers`` follow the last of them: where Triton would pass scratch memory.
     """
 
     entry: str
@@ -66,9 +71,8 @@ class Made:
     cubin: bytes
     warps: int
     parameters: list[dict[str, Any]] = field(default_factory=list)
+    null_pointers: int = 0
     shared_bytes: int = 0
-    global_scratch_bytes: int = 0
-    profile_scratch_bytes: int = 0
     rewritten: int = 0
 
 
@@ -84,11 +88,10 @@ def compile_code(variant: Variant, target: str) -> Made:
     """
     if variant.compiler == "numba":
         made = _compile_numba(variant, target)
-        hidden: list[int] = []
     else:
         made = _compile_triton(variant, target)
-        hidden = [8, 8]  # pointers to global and to profile scratch follow the last argument
-    passed = [size for parameter in made.parameters for size in _sizes(parameter)] + hidden
+    passed = [size for parameter in made.parameters for size in _sizes(parameter)]
+    passed += [8] * made.null_pointers
     declared = _declared_sizes(made)
     if passed != declared:
         raise KernelError(
@@ -179,10 +182,14 @@ def _compile_triton(variant: Variant, target: str) -> Made:
         ptx=compiled.asm["ptx"],
         cubin=compiled.asm["cubin"],
         warps=metadata.num_warps,
+        null_pointers=2,
         shared_bytes=metadata.shared,
-        global_scratch_bytes=metadata.global_scratch_size,
-        profile_scratch_bytes=metadata.profile_scratch_size,
     )
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        raise KernelError(
+            f"{variant.name} wants {metadata.global_scratch_size} bytes of global scratch memory a "
+            "block, which no launch here passes; make its tensor maps on the host"
+        )
     if variant.rewrite_ptx is not None:
         made.ptx, made.rewritten = variant.rewrite_ptx(made.ptx, target)
         if made.rewritten:
@@ -191,18 +198,27 @@ def _compile_triton(variant: Variant, target: str) -> Made:
     for name, kind in variant.signature.items():
         shape = re.match(r"tensordesc<\w+\[([^\]]*)\]", kind)
         if shape is None:
-            made.parameters.append({"name": name, "type": "pointer" if kind[0] == "*" else kind})
+            made.parameters.append(
+                {
+                    "name": name,
+                    "type": "pointer" if kind[0] == "*" else kind,
+                    "divisible_by": variant.attrs.get(name, 1),
+                }
+            )
             continue
         encoding = next(maps, None)
         if encoding is None:
             raise KernelError(f"{variant.name}: {target} has no tensor maps, and {name} is one")
-        parts = ("swizzle", "elem_type", "elem_size", "block_size")
         made.parameters.append(
             {
                 "name": name,
                 "type": "tensor map",
                 "rank": shape[1].count(",") + 1,
-                "tensor_map": {part: encoding[part] for part in parts},
+                "tensor_map": {
+                    "data_type": _MAP_TYPES.get(encoding["elem_type"], encoding["elem_type"]),
+                    "swizzle": encoding["swizzle"],
+                    "block_size": encoding["block_size"],
+                },
             }
         )
     return made

@@ -1,0 +1,115 @@
+"""What the rewriting of a kernel passes around: values as text with a type, and what it makes."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import typing_rules as types
+from .events import Space
+from .program import UNKNOWN, Program
+
+__all__ = ["AnyValue", "ArrayValue", "Declaration", "Product", "Region", "Specialisation"]
+__all__ += ["TupleValue", "Value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a value that is a product was made of, for contraction."""
+
+    x: str
+    y: str
+    key: tuple[str, ...]
+    place: tuple[str, ...]
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number in a rewritten kernel: the text that computes it, its type, whether it is uniform.
+
+    ``constant`` is its value where that is known beforehand. ``rank`` orders values by when their
+    inputs are ready.
+    """
+
+    code: str
+    type: str
+    uniform: bool
+    constant: Any = UNKNOWN
+    product: Product | None = None
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayValue:
+    """An array in a rewritten kernel: a variable that holds its storage."""
+
+    code: str
+    type: str
+    ndim: int
+
+
+@dataclass(frozen=True, slots=True)
+class TupleValue:
+    """Several values: a shape, or what a device function returns."""
+
+    items: tuple[AnyValue, ...]
+
+
+AnyValue = Value | ArrayValue | TupleValue
+
+
+@dataclass(slots=True)
+class Region:
+    """A stretch of code run by the lanes of one mask, which is held in the variable ``mask``."""
+
+    mask: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A shared or local array as the source declares it; ``base`` is its offset in bytes."""
+
+    name: str
+    space: Space
+    type: str
+    shape: tuple[int, ...]
+    base: int
+
+
+@dataclass(slots=True)
+class Specialisation:
+    """A kernel rewritten for given argument types; made by :func:`.frontend.specialise`.
+
+    ``entry`` is called as ``entry(machine, mask, *arguments)``; ``source`` is its text.
+    """
+
+    program: Program
+    entry: Any = None
+    source: str = ""
+    declarations: dict[int, Declaration] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    namespace: dict[str, Any] = field(default_factory=dict)
+    devices: dict[Any, Any] = field(default_factory=dict)
+    shared_bytes: int = 0
+    _constants: dict[Any, str] = field(default_factory=dict)
+
+    def declare(self, node: ast.Call, name: str, space: Space, type_: str, shape: Any) -> int:
+        """Return the number of the array declared at a node; the same node is one array."""
+        if id(node) not in self.declarations:
+            size = types.dtype_of(type_).itemsize
+            base = -(-self.shared_bytes // size) * size if space == "shared" else 0
+            if space == "shared":
+                self.shared_bytes = base + size * int(np.prod(shape))
+            self.declarations[id(node)] = Declaration(name, space, type_, shape, base)
+        return list(self.declarations).index(id(node))
+
+    def constant(self, value: Any) -> str:
+        """Return a name in the namespace for a constant."""
+        key = (type(value), repr(value), getattr(value, "dtype", None))
+        name = self._constants.setdefault(key, f"constant{len(self._constants)}")
+        self.namespace[name] = value
+        return name

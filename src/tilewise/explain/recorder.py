@@ -1,0 +1,424 @@
+"""Counts what a launch does to memory, from its events and in bounded memory.
+
+One :class:`Recorder` reads along with one launch. It turns every access into warp requests, costs
+them by :mod:`tilewise.simt.memory`, and adds them up for each place in the source; a block that
+stands for others is counted as often as it stands for. What the numbers mean is said elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..simt import memory
+from ..simt.events import Access, ArrayInfo, Barrier, Fault, Launch, Site
+from ..simt.shadow import BlockClass, lowest_address
+
+__all__ = ["Recorder", "Request", "SiteTotals", "Step"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+# Distinct patterns of addresses whose cost is remembered, steps of the timeline that are kept,
+# and elements whose touches are counted, over all blocks that stand for others.
+_MEMO = 4096
+_STEPS = 400
+_TOUCHED = 1 << 24
+# Beyond every address, for lanes that take no part.
+_FAR = np.int64(2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One warp's request: the byte address of each lane, and which lanes take part."""
+
+    block: int
+    warp: int
+    addresses: Ints
+    active: Bools
+    width: int
+    load: bool
+    cost: int
+    ideal: int
+
+
+@dataclass(slots=True)
+class SiteTotals:
+    """What all executions of one place in the source add up to, on one array.
+
+    ``lanes`` counts accesses of threads, ``requests`` those of warps. ``cost`` is in the
+    target's unit: wavefronts (steps) of shared memory, sectors (transactions) of global;
+    ``histogram`` says how many requests cost how much. ``moved`` are the bytes that travel.
+    """
+
+    site: Site
+    array: ArrayInfo
+    op: str
+    lanes: int = 0
+    requests: int = 0
+    cost: int = 0
+    ideal: int = 0
+    conflicts: int = 0
+    lines: int = 0
+    distinct_bytes: int = 0
+    moved: int = 0
+    source_cost: int = 0
+    source_ideal: int = 0
+    histogram: Counter[int] = field(default_factory=Counter)
+    worst: Request | None = None
+    low: int = 0
+    high: int = 0
+    """Least and greatest byte offset that a traced block touches."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that threads ask for."""
+        return self.lanes * self.array.dtype.itemsize
+
+
+@dataclass(slots=True)
+class Step:
+    """A stretch of the first traced block's life: one place, executed so often in a row."""
+
+    site: Site
+    op: str
+    interval: int
+    times: int
+
+
+class Recorder:
+    """An observer that counts. Blocks in no class stand for themselves.
+
+    Parameters
+    ----------
+    classes : sequence of BlockClass
+    half_warps : {None, "1.0", "1.2"}
+        The rule of the guide's hardware to cost requests by; None for current hardware.
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[BlockClass] = (),
+        *,
+        half_warps: memory.HalfWarpRule | None = None,
+    ) -> None:
+        self._half_warps = half_warps
+        self._classes = {c.representative: c for c in classes}
+        self._memo: dict[tuple[object, ...], _Cost] = {}
+        self._merges: dict[tuple[int, str], _Merge] = {}
+        self._residues: dict[tuple[int, bytes], list[tuple[int, Ints]]] = {}
+        self._rows: dict[bytes, list[tuple[Any, int]]] = {}
+        self._first: int | None = None
+        #: By site and array: as the source has it, and as nvcc merges loads of shared memory.
+        self.totals: dict[tuple[int, str], SiteTotals] = {}
+        self.merged: dict[tuple[int, str], SiteTotals] = {}
+        #: Barriers that blocks pass, by site.
+        self.barriers: Counter[int] = Counter()
+        self.timeline: list[Step] = []
+        #: By array and "load" or "store": how often each element is touched, for each block
+        #: that stands for others, and under -1 for all the rest together.
+        self.touched: dict[tuple[str, str], dict[int, NDArray[np.int32]]] = {}
+
+    def on_launch(self, launch: Launch) -> None:
+        self.launch = launch
+        self._warps = -(-(launch.block[0] * launch.block[1] * launch.block[2]) // memory.LANES)
+
+    def on_barrier(self, barrier: Barrier) -> None:
+        self.barriers[barrier.site.id] += int(self._weights(barrier.blocks).sum())
+        self._step(barrier.site, "barrier", barrier.blocks, barrier.arrived, barrier.interval)
+
+    def on_fault(self, fault: Fault) -> bool:
+        return True
+
+    def on_access(self, access: Access) -> None:
+        array, site = access.array, access.site
+        if array.space == "local":
+            return
+        self._step(site, access.op, access.blocks, access.active, access.interval)
+        width, load = array.dtype.itemsize, access.op == "load"
+        totals = self._of(self.totals, site, array, access.op)
+        address = access.offset + array.base
+        self._add(totals, access.blocks, address, access.active, width)
+        if array.space == "global":
+            self._touch(access)
+        elif load and self._half_warps is None:
+            merge = self._merges.setdefault((site.id, array.name), _Merge())
+            for whole in merge.take(access.blocks, access.interval, address, access.active, width):
+                self._add(self._of(self.merged, site, array, access.op), *whole)
+
+    def finish(self) -> None:
+        """Count what the merging of loads still holds back; call it after the launch."""
+        for key, merge in self._merges.items():
+            totals = self.totals[key]
+            for whole in merge.flush():
+                self._add(self._of(self.merged, totals.site, totals.array, totals.op), *whole)
+
+    @staticmethod
+    def _of(
+        table: dict[tuple[int, str], SiteTotals], site: Site, array: ArrayInfo, op: str
+    ) -> SiteTotals:
+        key = site.id, array.name
+        if key not in table:
+            table[key] = SiteTotals(site, array, op)
+        return table[key]
+
+    def _weights(self, blocks: Ints) -> Ints:
+        """How many blocks each of these stands for."""
+        sizes = [len(c.members) if (c := self._classes.get(b)) else 1 for b in blocks.tolist()]
+        return np.array(sizes, np.int64)
+
+    def _step(self, site: Site, op: str, blocks: Ints, active: Bools, interval: Ints) -> None:
+        """Note a step of the block that was traced first."""
+        if self._first is None:
+            self._first = int(blocks[0])
+        if blocks[0] != self._first or not active[0].any():
+            return
+        passed = int(interval[0])
+        if self.timeline and self.timeline[-1].interval == passed:
+            for step in reversed(self.timeline):
+                if step.interval != passed:
+                    break
+                if step.site.id == site.id:
+                    step.times += 1
+                    return
+        if len(self.timeline) < _STEPS:
+            self.timeline.append(Step(site, op, passed, 1))
+
+    def _add(
+        self, totals: SiteTotals, blocks: Ints, address: Ints, active: Bools, width: int
+    ) -> None:
+        """Cost the requests of one execution and add them up."""
+        if not active.any():
+            return
+        warps, lanes = self._by_warp(address), self._by_warp(active)
+        offsets = (address - totals.array.base)[active]
+        low, high = int(offsets.min()), int(offsets.max())
+        first = not totals.requests
+        totals.low = low if first else min(totals.low, low)
+        totals.high = high if first else max(totals.high, high)
+        for shift, weights in self._shifts(totals, blocks):
+            cost = self._cost(totals, warps + shift, lanes, width)
+            self._accumulate(totals, cost, weights)
+            worst = totals.worst
+            if worst is None or cost.excess > (worst.cost - worst.ideal, worst.cost):
+                at = cost.worst
+                block, warp = divmod(at, self._warps)
+                totals.worst = Request(
+                    int(blocks[block]),
+                    warp,
+                    warps[at] + shift,
+                    lanes[at].copy(),
+                    width,
+                    totals.op == "load",
+                    cost.excess[1],
+                    cost.excess[1] - cost.excess[0],
+                )
+
+    def _by_warp(self, of_threads: NDArray[Any]) -> NDArray[Any]:
+        """(blocks, threads) as (requests, 32); the lanes that a last warp lacks are zero."""
+        blocks, threads = of_threads.shape
+        missing = self._warps * memory.LANES - threads
+        if missing:
+            of_threads = np.pad(of_threads, ((0, 0), (0, missing)))
+        return of_threads.reshape(blocks * self._warps, memory.LANES)
+
+    def _shifts(self, totals: SiteTotals, blocks: Ints) -> list[tuple[int, Ints]]:
+        """By how many bytes modulo a line the blocks that are stood for lie off, and how many."""
+        key = totals.site.id if totals.array.space == "global" else -1, blocks.tobytes()
+        if key not in self._residues:
+            by_shift: dict[int, Ints] = {}
+            for row, block in enumerate(blocks.tolist()):
+                crowd = self._classes.get(block)
+                shifts, counts = np.zeros(1, np.int64), np.ones(1, np.int64)
+                if crowd is not None:
+                    off = crowd.shift(key[0]) % memory.LINE_BYTES
+                    shifts, counts = np.unique(off, return_counts=True)
+                for shift, count in zip(shifts.tolist(), counts, strict=True):
+                    by_shift.setdefault(shift, np.zeros(len(blocks), np.int64))[row] += count
+            self._residues[key] = list(by_shift.items())
+        return self._residues[key]
+
+    def _cost(self, totals: SiteTotals, address: Ints, active: Bools, width: int) -> _Cost:
+        """The cost of these requests, remembered by their pattern within a line."""
+        space = totals.array.space
+        used = np.where(active, address, _FAR)
+        pattern = used - used.min() // memory.LINE_BYTES * memory.LINE_BYTES
+        if space == "shared":
+            pattern = used
+        load = totals.op == "load"
+        key = (space, load, width, active.shape, pattern.tobytes())
+        cost = self._memo.get(key)
+        if cost is None:
+            if len(self._memo) >= _MEMO:
+                self._memo.clear()
+            columns = self._columns(space, address, active, width, load=load)
+            cost = self._memo[key] = _Cost.of(columns, self._warps)
+        return cost
+
+    def _columns(
+        self, space: str, address: Ints, active: Bools, width: int, *, load: bool
+    ) -> dict[str, Ints]:
+        """The fields of SiteTotals, for every request."""
+        lanes = active.sum(axis=1)
+        columns = {"lanes": lanes, "requests": (lanes > 0).astype(np.int64)}
+        if self._half_warps is not None:
+            halves = active.reshape(-1, memory.LANES // 2).any(axis=1)
+            ideal = halves.reshape(-1, 2).sum(axis=1) * max(1, width // 4)
+            if space == "shared":
+                cost = memory.half_warp_steps(address, active, width, load=load)
+                return columns | {"cost": cost, "ideal": ideal, "conflicts": cost - ideal}
+            cost, moved = memory.half_warp_segments(address, active, width, rule=self._half_warps)
+            return columns | {"cost": cost, "ideal": np.minimum(ideal, cost), "moved": moved}
+        if space == "shared":
+            shared = memory.shared_cost(address, active, width, load=load)
+            return columns | {
+                "cost": shared.wavefronts,
+                "ideal": shared.wavefronts - shared.conflicts,
+                "conflicts": shared.conflicts,
+                "source_cost": shared.source_wavefronts,
+                "source_ideal": shared.source_ideal,
+                "distinct_bytes": shared.bytes,
+            }
+        moved_in = memory.global_cost(address, active, width)
+        return columns | {
+            "cost": moved_in.sectors,
+            "ideal": moved_in.ideal_sectors,
+            "lines": moved_in.lines,
+            "distinct_bytes": moved_in.bytes,
+            "moved": moved_in.sectors * memory.SECTOR_BYTES,
+            "source_cost": moved_in.sectors,
+            "source_ideal": moved_in.ideal_sectors,
+        }
+
+    @staticmethod
+    def _accumulate(totals: SiteTotals, cost: _Cost, weights: Ints) -> None:
+        for name, amount in zip(cost.names, (weights @ cost.sums).tolist(), strict=True):
+            setattr(totals, name, getattr(totals, name) + amount)
+        for value, amount in zip(cost.values, (weights @ cost.counts).tolist(), strict=True):
+            totals.histogram[value] += amount
+
+    def _touch(self, access: Access) -> None:
+        """Count how often each element of a global array is read and written."""
+        array = access.array
+        size = -(-array.nbytes // array.dtype.itemsize)
+        start = access.offset + (array.base - lowest_address(array))
+        atomic = access.op not in ("load", "store")
+        for op in ("load", "store"):
+            if access.op != op and not atomic:
+                continue
+            counts = self.touched.setdefault((array.name, op), {})
+            for rows, key in self._crowds(access.blocks):
+                if key not in counts:
+                    if (len(counts) + 1) * size > _TOUCHED:
+                        counts[key] = np.zeros(0, np.int32)
+                    else:
+                        counts[key] = np.zeros(size, np.int32)
+                if len(counts[key]):
+                    slots = start[rows][access.active[rows]] // array.dtype.itemsize
+                    np.add.at(counts[key], slots, 1)
+
+    def _crowds(self, blocks: Ints) -> list[tuple[Any, int]]:
+        """The rows of an event by what they stand for: each crowd's own, and -1 for all others."""
+        key = blocks.tobytes()
+        if key not in self._rows:
+            alone = [i for i, b in enumerate(blocks.tolist()) if not self._stands_for_more(b)]
+            rows: list[tuple[Any, int]] = [(np.array(alone), -1)] if alone else []
+            rows += [
+                (np.array([i]), b)
+                for i, b in enumerate(blocks.tolist())
+                if self._stands_for_more(b)
+            ]
+            self._rows[key] = rows
+        return self._rows[key]
+
+    def _stands_for_more(self, block: int) -> bool:
+        crowd = self._classes.get(block)
+        return crowd is not None and len(crowd.members) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """The cost of the requests of one execution, added up for each block that runs together."""
+
+    names: tuple[str, ...]
+    sums: Ints
+    """(blocks, names)"""
+    values: list[int]
+    counts: Ints
+    """(blocks, values): how many requests cost so much."""
+    worst: int
+    excess: tuple[int, int]
+    """Of the worst request, cost beyond the ideal, and cost."""
+
+    @classmethod
+    def of(cls, columns: dict[str, Ints], warps: int) -> _Cost:
+        blocks = len(columns["cost"]) // warps
+        sums = np.stack([c.reshape(blocks, warps).sum(axis=1) for c in columns.values()], axis=1)
+        cost, made = columns["cost"], columns["requests"] > 0
+        values = np.unique(cost[made])
+        counts = np.stack(
+            [(made & (cost == v)).reshape(blocks, warps).sum(axis=1) for v in values], axis=1
+        )
+        beyond = cost - columns["ideal"]
+        worst = int(np.lexsort((cost, beyond))[-1])
+        return cls(
+            tuple(columns),
+            sums,
+            values.tolist(),
+            counts,
+            worst,
+            (int(beyond[worst]), int(cost[worst])),
+        )
+
+
+class _Merge:
+    """Joins loads of consecutive elements, as nvcc does in unrolled loops over shared memory.
+
+    Four executions of one load whose addresses advance by an element, from a multiple of 16
+    bytes on, in the same threads and the same barrier interval, become one load of 16 bytes.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Ints, Ints, Bools, int]] = []
+        self._interval: Ints = np.zeros(0, np.int64)
+
+    def take(
+        self, blocks: Ints, interval: Ints, address: Ints, active: Bools, width: int
+    ) -> list[tuple[Ints, Ints, Bools, int]]:
+        """Take one execution, and return those that are complete."""
+        done: list[tuple[Ints, Ints, Bools, int]] = []
+        now = (blocks.copy(), address.copy(), active.copy(), width)
+        if self._held and not self._continues(interval, now):
+            done += self.flush()
+        self._held.append(now)
+        self._interval = interval.copy()
+        if width * len(self._held) == 16 or not self._starts():
+            done += self.flush()
+        return done
+
+    def flush(self) -> list[tuple[Ints, Ints, Bools, int]]:
+        """Give up waiting for more."""
+        held, self._held = self._held, []
+        if held and held[0][3] * len(held) == 16:
+            blocks, address, active, _ = held[0]
+            return [(blocks, address, active, 16)]
+        return held
+
+    def _starts(self) -> bool:
+        _, address, active, _ = self._held[0]
+        return not (address[active] % 16).any()
+
+    def _continues(self, interval: Ints, now: tuple[Ints, Ints, Bools, int]) -> bool:
+        blocks, address, active, width = self._held[0]
+        ahead = address + width * len(self._held)
+        return (
+            np.array_equal(blocks, now[0])
+            and np.array_equal(interval, self._interval)
+            and np.array_equal(active, now[2])
+            and np.array_equal(ahead[active], now[1][active])
+        )

@@ -4,8 +4,32 @@ from __future__ import annotations
 
 import pytest
 
+from tilewise.errors import DeviceError
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-gpu", action="store_true", help="fail a GPU test where there is no GPU"
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test only for the device it names and this machine lacks."""
+    needed = 2 if item.get_closest_marker("multigpu") else 1
+    if needed == 1 and item.get_closest_marker("gpu") is None:
+        return
+    from tilewise.runtime import device
+
+    try:
+        there = device.count()
+    except DeviceError as error:
+        missing(item.config, str(error))
+    if there < needed:
+        missing(item.config, f"{needed} GPUs are needed, and there is {there}")
+
+
+def missing(config: pytest.Config, reason: str) -> None:
+    """Skip for want of ``reason``, or fail where a GPU was required."""
+    if config.getoption("--require-gpu"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)

@@ -93,7 +93,7 @@ class Built:
         return code
 
 
-def find(family: str, name: str, capability: tuple[int, int]) -> Built:
+def find(family: str, name: str, capability: tuple[int, int], folder: Path = BUILT) -> Built:
     """Return the kernel to run on a device of a compute capability.
 
     Raises
@@ -101,7 +101,7 @@ def find(family: str, name: str, capability: tuple[int, int]) -> Built:
     DeviceError
         If nothing was compiled for that architecture, naming it, or no kernels are there at all.
     """
-    there = manifest(family)
+    there = manifest(family, folder)
     targets = targets_for(capability)
     for target in targets:
         built = there.get((name, target))

@@ -69,8 +69,9 @@ class Variant:
     targets : tuple of str
         Out of `tilewise.kernels.TARGETS`.
     rewrite_ptx : callable, optional
-        ``rewrite_ptx(ptx, target) -> (ptx, count)``, between the compiler and the assembler; the
-        count is kept in the manifest, and the callable raises if it is not what it should be.
+        A function ``rewrite_ptx(ptx, target) -> (ptx, count)``, called between the compiler and
+        the assembler; the count is kept in the manifest, and the function raises if it is not what
+        it should be. With a count of 0 the compiler's own cubin is taken.
     """
 
     name: str
@@ -290,7 +291,11 @@ def _variants(module: str) -> tuple[Variant, ...]:
 
 def _key(variant: Variant, target: str) -> str:
     """Return a digest of everything that the code of a variant depends on."""
-    rewrite = "" if variant.rewrite_ptx is None else inspect.getsource(variant.rewrite_ptx)
+    rewrite = ""
+    if variant.rewrite_ptx is not None:
+        module = inspect.getmodule(variant.rewrite_ptx)
+        assert module is not None
+        rewrite = f"{variant.rewrite_ptx.__qualname__} {inspect.getsource(module)}"
     compiler = toolchain.compiler_version(variant.compiler)
     source = toolchain.source_key(variant, target)
     parts = (_FORMAT, variant.name, variant.compiler, compiler, target, source, rewrite)

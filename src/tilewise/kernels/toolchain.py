@@ -322,7 +322,8 @@ def _rebound(
             scope[name] = cuda
         elif isinstance(value, types.FunctionType):
             if value not in done:
-                done[value] = cuda.jit(_rebound(value, cuda, done), device=True)
+                # Inlined, since numba compiles a device function for the GPU of this machine only.
+                done[value] = cuda.jit(_rebound(value, cuda, done), device=True, inline="always")
             scope[name] = done[value]
     return copy
 

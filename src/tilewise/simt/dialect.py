@@ -8,13 +8,18 @@ numba the kernel's author has imported.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 
 from ..errors import KernelError
 from . import typing_rules
+
+if TYPE_CHECKING:
+    from .machine import Kernel
 
 __all__ = ["INTRINSICS", "Intrinsic", "cuda", "element_type", "intrinsic_of"]
 
@@ -75,9 +80,7 @@ class _Namespace:
     def __repr__(self) -> str:
         return f"<{f'cuda.{self._prefix}'.rstrip('.')} of tilewise.simt>"
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"cuda.{self._prefix}{name} is not part of tilewise.simt's dialect")
 
 
@@ -90,13 +93,19 @@ class _Cuda(_Namespace):
         self.local = _Namespace("local.")
         self.atomic = _Namespace("atomic.")
 
+    @overload
+    def jit(self, function: Callable[..., Any], /) -> Kernel: ...
+
+    @overload
+    def jit(self, signature: Any = None, /, **options: Any) -> Callable[..., Any]: ...
+
     def jit(self, function: Any = None, /, **options: Any) -> Any:
         """Make ``function`` a kernel that is launched as ``kernel[grid, block](*args)``.
 
         Options of numba's decorator are accepted and ignored, but for ``device=True``, which gives
         the function back as it is.
         """
-        if function is None or not callable(function):  # called with options or a signature
+        if not inspect.isfunction(function):  # called with options or a signature
             return lambda decorated: self.jit(decorated, **options)
         if options.get("device"):
             return function
@@ -105,7 +114,7 @@ class _Cuda(_Namespace):
         return Kernel(function)
 
 
-cuda: Any = _Cuda()
+cuda = _Cuda()
 
 
 def intrinsic_of(value: Any) -> str | None:

@@ -2,14 +2,52 @@
 
 One tile of C is ``tile_m × tile_n`` and is summed over pieces of ``tile_k``; the order of summation
 over K is ascending and the pieces depend on the tile sizes alone, so one plan has one set of bits.
+`Tiles` cuts operands in memory. A `Schedule` adds, for operands in files, which panel is read when
+and into which buffer, what is kept, and how many bytes all of it takes.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["Tiles", "choose_tiles"]
+from .._memory import format_bytes
+
+__all__ = [
+    "Job",
+    "Panel",
+    "Schedule",
+    "Side",
+    "Step",
+    "Tiles",
+    "batch_slices",
+    "choose_schedule",
+    "choose_tiles",
+    "least_budget",
+    "pick",
+    "whole_schedule",
+]
+
+#: A part of an array: one slice with start and stop for each axis.
+Box = tuple[slice, ...]
+
+#: Tiles are not cut below this side: their panels would be read more often than they are used.
+_LEAST_TILE = 64
+
+# What the choice of tiles weighs, in bytes read from a file, each about a nanosecond.
+_RUN_COST = 16 << 10  # to start on one contiguous stretch of a file
+_ADD_COST = 0.4  # to add one byte of a product to a sum in memory
+_FLOP_COST = 0.01  # one operation of BLAS at its full rate
+_HALF_RATE_TILE = 64  # side of a tile at which BLAS takes twice as long as it should
+
+#: Nothing is cut to fit into less.
+_LEAST_BUDGET = 64 << 10
+
+#: More workspace than this gains nothing: BLAS is at its full rate on tiles that fit into it.
+_LARGEST_WORKSPACE = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +65,312 @@ class Tiles:
     @property
     def count(self) -> int:
         """Number of tiles of C."""
-        return -(-self.m // self.tile_m) * -(-self.n // self.tile_n)
+        return _count(self.m, self.tile_m) * _count(self.n, self.tile_n)
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
         """Yield the rows and columns of each tile of C, row panel by row panel."""
-        for row in range(0, self.m, self.tile_m):
-            for column in range(0, self.n, self.tile_n):
-                yield (
-                    slice(row, min(row + self.tile_m, self.m)),
-                    slice(column, min(column + self.tile_n, self.n)),
-                )
+        yield from itertools.product(_cuts(self.m, self.tile_m), _cuts(self.n, self.tile_n))
 
     def pieces(self) -> Iterator[slice]:
         """Yield the pieces of K in the order they are summed."""
-        for start in range(0, self.k, self.tile_k):
-            yield slice(start, min(start + self.tile_k, self.k))
+        yield from _cuts(self.k, self.tile_k)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What a schedule needs to know of one operand in a file."""
+
+    size: int  #: m of a, n of b
+    itemsize: int
+    along_k: bool  #: whether neighbours along K are neighbours in the file
+    batch: tuple[int, ...] = ()  #: its batch axes, as many as the product's; 1 where it broadcasts
+
+    def runs(self, k: int, tile: int, tile_k: int) -> int:
+        """Return in how many contiguous stretches the panels of one matrix are read."""
+        tiles, pieces = _count(self.size, tile), _count(k, tile_k)
+        if self.along_k:
+            return tiles if pieces <= 1 else self.size * pieces
+        return pieces if tiles <= 1 else k * tiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A product of two files, as far as a schedule depends on it."""
+
+    batch: tuple[int, ...]
+    k: int
+    a: Side
+    b: Side
+    panel_bytes: int  #: of temporary copies, for each element of a panel being multiplied
+    product_bytes: int  #: of temporary products, for each element being added to a sum
+    sum_itemsize: int
+    out_itemsize: int
+
+    @property
+    def m(self) -> int:
+        return self.a.size
+
+    @property
+    def n(self) -> int:
+        return self.b.size
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of workspace for each element of C: products, and two buffers to write from."""
+        return self.product_bytes + 2 * self.out_itemsize
+
+
+class Panel(NamedTuple):
+    """A panel of an operand: which part of it, in which buffer, and whether it is read anew."""
+
+    box: Box
+    slot: int
+    is_read: bool
+
+
+class Step(NamedTuple):
+    """The product of two panels, added to the sum of one tile of C."""
+
+    a: Panel
+    b: Panel
+    c: Box
+    is_first: bool  #: of the pieces of K of this tile
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How a product of files runs within a budget: steps, buffers, bytes.
+
+    While a step is computed, the panels of the next one are read: never into a buffer that the step
+    at work uses. A panel stays in its buffer until the place is needed; the one not used for the
+    longest goes first.
+    """
+
+    job: Job
+    order: Literal["rows", "columns"]  #: whether tiles of C follow each other along rows
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    a_slots: int  #: panels of a that are held
+    b_slots: int
+    workspace_bytes: int  #: for the temporary arrays of a step; for all, where all is in memory
+    budget_bytes: int
+    at_once: int = 1  #: matrices of the batch in one tile; more than one only where tiles are whole
+    is_whole: bool = False  #: whether all is in memory at once and multiplied as `matmul` does
+
+    @property
+    def inner(self) -> Tiles:
+        """How the work of a step is cut, so that its temporary arrays stay in the workspace."""
+        tiles = choose_tiles(
+            self.tile_m,
+            self.tile_n,
+            self.tile_k,
+            panel_bytes=self.job.panel_bytes,
+            tile_bytes=self.job.tile_bytes,
+            budget_bytes=self.workspace_bytes // self.at_once,
+        )
+        assert tiles is not None, "a workspace holds at least one element of everything"
+        return replace(
+            tiles,
+            tile_m=_even(tiles.m, tiles.tile_m),
+            tile_n=_even(tiles.n, tiles.tile_n),
+            tile_k=_even(tiles.k, tiles.tile_k),
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in buffers, sums and workspace."""
+        if self.is_whole:
+            return self.workspace_bytes
+        a_panel = self.tile_m * self.tile_k * self.job.a.itemsize
+        b_panel = self.tile_n * self.tile_k * self.job.b.itemsize
+        panels = self.a_slots * a_panel + self.b_slots * b_panel
+        return self.at_once * panels + self.sum_bytes + self.workspace_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        return self.at_once * self.tile_m * self.tile_n * self.job.sum_itemsize
+
+    @property
+    def tile_count(self) -> int:
+        """Number of tiles of C."""
+        return self._rows * self._columns * sum(1 for _ in self._batch_slices())
+
+    @property
+    def piece_count(self) -> int:
+        """Number of pieces that K is cut into."""
+        return _count(self.job.k, self.tile_k)
+
+    @property
+    def a_passes(self) -> int:
+        """How many times a matrix of a is read for one product."""
+        kept = self.piece_count * (1 if self.order == "rows" else self._rows)
+        return 1 if self.a_slots >= kept else self._columns
+
+    @property
+    def b_passes(self) -> int:
+        """How many times a matrix of b is read for one product."""
+        kept = self.piece_count * (1 if self.order == "columns" else self._columns)
+        return 1 if self.b_slots >= kept else self._rows
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read from both files, every pass counted."""
+        a_is_kept = self.a_slots >= self.piece_count * self._rows
+        b_is_kept = self.b_slots >= self.piece_count * self._columns
+        return self.a_passes * self._pass_bytes(self.job.a, a_is_kept) + (
+            self.b_passes * self._pass_bytes(self.job.b, b_is_kept)
+        )
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the whole product."""
+        return 2 * math.prod(self.job.batch) * self.job.m * self.job.n * self.job.k
+
+    @property
+    def written_bytes(self) -> int:
+        job = self.job
+        return math.prod(job.batch) * job.m * job.n * job.out_itemsize
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps in the order they run."""
+        job = self.job
+        a_slots, b_slots = _Slots(self.a_slots), _Slots(self.b_slots)
+        rows, columns = list(_cuts(job.m, self.tile_m)), list(_cuts(job.n, self.tile_n))
+        pieces = list(_cuts(job.k, self.tile_k)) or [slice(0, 0)]
+        for at in self._batch_slices():
+            a_at, b_at = pick(at, job.a.batch), pick(at, job.b.batch)
+            a_slots.turn_to(a_at)
+            b_slots.turn_to(b_at)
+            tiles = list(itertools.product(range(len(rows)), range(len(columns))))
+            if self.order == "columns":
+                tiles.sort(key=lambda tile: tile[::-1])
+            for i, j in tiles:
+                for p, piece in enumerate(pieces):
+                    yield Step(
+                        Panel((*a_at, rows[i], piece), *a_slots.place((i, p))),
+                        Panel((*b_at, piece, columns[j]), *b_slots.place((j, p))),
+                        (*at, rows[i], columns[j]),
+                        p == 0,
+                        p == len(pieces) - 1,
+                    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schedule as plain numbers and strings, for programs."""
+        return {
+            "whole": self.is_whole,
+            "tile_m": self.tile_m,
+            "tile_n": self.tile_n,
+            "tile_k": self.tile_k,
+            "matrices_at_once": self.at_once,
+            "tiles": self.tile_count,
+            "pieces_of_k": self.piece_count,
+            "order": self.order,
+            "panels_of_a": self.a_slots,
+            "panels_of_b": self.b_slots,
+            "read_bytes": self.read_bytes,
+            "written_bytes": self.written_bytes,
+            "held_bytes": self.held_bytes,
+            "budget_bytes": self.budget_bytes,
+        }
+
+    def __str__(self) -> str:
+        held, budget = format_bytes(self.held_bytes), format_bytes(self.budget_bytes)
+        if self.is_whole:
+            tiles = "one product in memory: operands and result fit the budget"
+            buffers = f"{held} of {budget}"
+        else:
+            tiles = (
+                f"{self.tile_count} tiles of C, {self.tile_m} x {self.tile_n}, along {self.order}"
+            )
+            if self.at_once > 1:
+                tiles = f"{self.tile_count} x {self.at_once} matrices of the batch"
+            if self.piece_count > 1:
+                tiles += f"; K in {self.piece_count} pieces of {self.tile_k}"
+            buffers = (
+                f"{held} of {budget}: {self.a_slots} panels of a, {self.b_slots} of b, "
+                f"sums {format_bytes(self.sum_bytes)}"
+            )
+        passes = f"a {_times(self.a_passes)}, b {_times(self.b_passes)}"
+        return "\n".join(
+            [
+                f"tiles      {tiles}",
+                f"memory     {buffers}",
+                f"reads      {format_bytes(self.read_bytes)}: {passes}",
+                f"writes     {format_bytes(self.written_bytes)}",
+            ]
+        )
+
+    @property
+    def _rows(self) -> int:
+        return _count(self.job.m, self.tile_m)
+
+    @property
+    def _columns(self) -> int:
+        return _count(self.job.n, self.tile_n)
+
+    def _batch_slices(self) -> Iterator[Box]:
+        return batch_slices(self.job.batch, self.at_once)
+
+    def _pass_bytes(self, side: Side, is_kept: bool) -> int:
+        """Bytes of reading each matrix once that the batch asks for, unless it is still there."""
+        matrix_bytes = side.size * self.job.k * side.itemsize
+        total = 0
+        before: Box | None = None
+        for at in self._batch_slices():
+            own = pick(at, side.batch)
+            if own != before or not is_kept:
+                total += matrix_bytes * math.prod(part.stop - part.start for part in own)
+            before = own
+        return total
+
+
+def choose_schedule(job: Job, budget_bytes: int) -> Schedule | None:
+    """Return the schedule of least cost within a budget, or None below `least_budget`.
+
+    Notes
+    -----
+    Two extremes bound what is possible. Tiles of C stay in place while panels stream past: each
+    byte read serves a whole side of a tile, and the traffic of ``2·m·n·k / side`` is of the least
+    possible order (Hong and Kung, 1981), but every piece of K reads and writes the sums again. Or a
+    row panel of one operand stays, over all of K, while the other streams: smaller tiles, but no
+    sum is touched twice, and files are read in long stretches. These and all between them differ
+    only in tile sizes and in how many panels are kept; that space is searched, each point weighed
+    in bytes read, stretches begun, bytes added and BLAS slowed down.
+    """
+    if budget_bytes < _LEAST_BUDGET:
+        return None
+    return _many_matrices(job, budget_bytes) or min(
+        _schedules_within(job, budget_bytes), key=_cost, default=None
+    )
+
+
+def whole_schedule(job: Job, held_bytes: int, budget_bytes: int) -> Schedule:
+    """Return the schedule that reads both files whole and multiplies them in memory.
+
+    ``held_bytes`` is what operands, result and the workspace of `matmul` take.
+    """
+    return Schedule(
+        job=job,
+        order="rows",
+        tile_m=max(job.m, 1),
+        tile_n=max(job.n, 1),
+        tile_k=max(job.k, 1),
+        a_slots=1,
+        b_slots=1,
+        workspace_bytes=held_bytes,
+        budget_bytes=budget_bytes,
+        at_once=max(math.prod(job.batch), 1),
+        is_whole=True,
+    )
+
+
+def least_budget(job: Job) -> int:
+    """Return the bytes that the smallest schedule takes, its workspace included."""
+    m, n, k = (min(size, _LEAST_TILE) for size in (job.m, job.n, job.k))
+    held = 2 * k * (m * job.a.itemsize + n * job.b.itemsize) + m * n * job.sum_itemsize
+    return max(math.ceil(held / (1 - _workspace_share(job))), _LEAST_BUDGET)
 
 
 def choose_tiles(
@@ -97,3 +426,162 @@ def choose_tiles(
         tile_k=tile[2],
         workspace_bytes=held(*tile),
     )
+
+
+def batch_slices(batch: tuple[int, ...], at_once: int) -> Iterator[Box]:
+    """Yield slices of the batch axes that hold at most ``at_once`` matrices each."""
+    steps = []
+    for size in reversed(batch):  # the innermost matrices are next to each other in memory
+        steps.append(max(min(size, at_once), 1))
+        at_once //= steps[-1]
+    yield from itertools.product(
+        *(_cuts(size, step) for size, step in zip(batch, reversed(steps), strict=True))
+    )
+
+
+def pick(at: Box, batch: tuple[int, ...]) -> Box:
+    """Return the part of an operand's own batch axes that serves a batch slice.
+
+    An axis of length 1 serves every slice; axes the operand lacks are left out.
+    """
+    own = at[len(at) - len(batch) :]
+    return tuple(slice(0, 1) if n == 1 else part for n, part in zip(batch, own, strict=True))
+
+
+class _Slots:
+    """Which panel of the matrix at hand lies in which buffer."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))  # least recently used first
+        self._holds: dict[int, tuple[int, int]] = {}
+        self._matrix: Box | None = None
+
+    def turn_to(self, matrix: Box) -> None:
+        """Forget the panels unless they are of this matrix."""
+        if matrix != self._matrix:
+            self._matrix = matrix
+            self._holds.clear()
+
+    def place(self, panel: tuple[int, int]) -> tuple[int, bool]:
+        """Return the buffer of a panel, and whether the panel must be read into it."""
+        slot = next((slot for slot, held in self._holds.items() if held == panel), None)
+        is_read = slot is None
+        if slot is None:
+            slot = self._free[0]
+            self._holds[slot] = panel
+        self._free.remove(slot)
+        self._free.append(slot)
+        return slot, is_read
+
+
+def _schedules_within(job: Job, budget_bytes: int) -> Iterator[Schedule]:
+    """Yield the candidates of `choose_schedule`: for all else given, the largest tile that fits."""
+    workspace = int(min(budget_bytes * _workspace_share(job), _LARGEST_WORKSPACE))
+    spare = 0 if math.prod(job.batch) == 1 else 1  # the next matrix is read before this one is done
+    for order, tile_k in itertools.product(("rows", "columns"), _sizes(job.k)):
+        outer, inner = (job.a, job.b) if order == "rows" else (job.b, job.a)
+        pieces = max(_count(job.k, tile_k), 1)
+        for inner_tile in _sizes(inner.size):
+            panels = pieces * _count(inner.size, inner_tile)
+            for inner_slots in {min(2, panels + spare), panels + spare}:
+                room = budget_bytes - workspace
+                room -= inner_slots * inner_tile * tile_k * inner.itemsize
+                for outer_slots in {2, pieces + 1}:
+                    line = outer_slots * tile_k * outer.itemsize + inner_tile * job.sum_itemsize
+                    if room // line < min(outer.size, _LEAST_TILE):
+                        continue
+                    outer_tile = _even(outer.size, room // line)
+                    most = pieces * _count(outer.size, outer_tile) + spare
+                    tiles, slots = (outer_tile, inner_tile), (min(outer_slots, most), inner_slots)
+                    if order == "columns":
+                        tiles, slots = tiles[::-1], slots[::-1]
+                    yield Schedule(
+                        job=job,
+                        order="rows" if order == "rows" else "columns",
+                        tile_m=tiles[0],
+                        tile_n=tiles[1],
+                        tile_k=tile_k,
+                        a_slots=slots[0],
+                        b_slots=slots[1],
+                        workspace_bytes=workspace,
+                        budget_bytes=budget_bytes,
+                    )
+
+
+def _cost(schedule: Schedule) -> float:
+    """Return what one matrix costs, in bytes read."""
+    s, job = schedule, schedule.job
+    m, n, k = job.m, job.n, job.k
+    rows, columns = _count(m, s.tile_m), _count(n, s.tile_n)
+    a = m * k * job.a.itemsize + _RUN_COST * job.a.runs(k, s.tile_m, s.tile_k)
+    b = n * k * job.b.itemsize + _RUN_COST * job.b.runs(k, s.tile_n, s.tile_k)
+    written = _RUN_COST * (rows if columns == 1 else m * columns)
+    added = _ADD_COST * m * n * job.sum_itemsize * (s.piece_count - 1)
+    lost = 1 / s.tile_m + 1 / s.tile_n + 1 / s.tile_k
+    computed = _FLOP_COST * 2 * m * n * k * _HALF_RATE_TILE * lost
+    # Nothing is computed while the first panels are read, or while the last tile is written.
+    alone = s.tile_k * (s.tile_m * job.a.itemsize + s.tile_n * job.b.itemsize)
+    alone += s.tile_m * s.tile_n * job.out_itemsize
+    return s.a_passes * a + s.b_passes * b + written + added + computed + alone
+
+
+def _many_matrices(job: Job, budget_bytes: int) -> Schedule | None:
+    """Return a schedule of many whole matrices at a time, or None if not two of them fit."""
+    panels = 2 * job.k * (job.m * job.a.itemsize + job.n * job.b.itemsize)
+    workspace = job.panel_bytes * job.k * (job.m + job.n) + job.tile_bytes * job.m * job.n
+    each = panels + job.m * job.n * job.sum_itemsize + workspace
+    at_once = min(math.prod(job.batch), budget_bytes // max(each, 1))
+    if at_once < 2:
+        return None
+    at_once = max(
+        math.prod(part.stop - part.start for part in at) for at in batch_slices(job.batch, at_once)
+    )
+    return Schedule(
+        job=job,
+        order="rows",
+        tile_m=max(job.m, 1),
+        tile_n=max(job.n, 1),
+        tile_k=max(job.k, 1),
+        a_slots=2,
+        b_slots=2,
+        workspace_bytes=at_once * workspace,
+        budget_bytes=budget_bytes,
+        at_once=at_once,
+    )
+
+
+def _workspace_share(job: Job) -> float:
+    """Return the part of a budget that temporary arrays get: more where panels are converted."""
+    return 1 / 4 if job.panel_bytes else 1 / 8
+
+
+def _sizes(size: int) -> list[int]:
+    """Return the tile sizes to try along an axis: even cuts, each about a quarter smaller."""
+    sizes = [max(size, 1)]
+    parts = 1
+    while sizes[-1] > _LEAST_TILE:
+        parts += max(parts // 4, 1)
+        sizes.append(max(_even(size, -(-size // parts)), min(size, _LEAST_TILE)))
+    return list(dict.fromkeys(sizes))
+
+
+def _even(size: int, most: int) -> int:
+    """Return a tile of at most ``most`` that cuts ``size`` evenly, if possible a multiple of 16."""
+    if most >= size:
+        return size
+    grain = 16 if most >= 16 else 1
+    tile = -(-size // _count(size, most - most % grain))
+    return -(-tile // grain) * grain
+
+
+def _count(size: int, tile: int) -> int:
+    return -(-size // tile)
+
+
+def _cuts(size: int, tile: int) -> Iterator[slice]:
+    for start in range(0, size, tile):
+        yield slice(start, min(start + tile, size))
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

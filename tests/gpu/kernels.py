@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from tilewise.kernels import TARGETS
 from tilewise.kernels.compile import Variant
-from tilewise.simt.dialect import cuda
+from tilewise.simt import cuda
 
 
 @triton.jit

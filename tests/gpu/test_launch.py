@@ -161,7 +161,8 @@ def test_B22_a_launch_that_fails_is_named_and_the_next_one_works(built: Find, st
     call = axpy(built, 1000)
     for _ in range(20):
         with pytest.raises(
-            DeviceError, match=r"kernel kernels/hungry .* for \(10, 20\) by \(20, 30\).*CUDA_ERROR"
+            DeviceError,
+            match=r"kernel kernels/hungry .* failed on cuda:0 for \(10, 20\) by \(20, 30\).*CUDA_ERROR",
         ):
             bad(stream, (256, 256))
         check_axpy(call, stream, 1000)
@@ -244,7 +245,7 @@ def test_a_launch_can_be_captured_in_a_graph(built: Find, stream: int) -> None:
     ):
         mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         driver.check(cuda.cuStreamBeginCapture(stream, mode), "capturing")
-        assert streams.is_capturing(stream, 0)
+        assert streams.identity(stream, 0) is None
         with space.on(stream, x.nbytes) as scratch:
             copied = cuda.cuMemcpyDtoDAsync(scratch, x_gmem.pointer, x.nbytes, stream)
             driver.check(copied, "copying")
@@ -256,6 +257,37 @@ def test_a_launch_can_be_captured_in_a_graph(built: Find, stream: int) -> None:
         np.testing.assert_array_equal(read(y_gmem, x, stream), 5 * x)
         cuda.cuGraphExecDestroy(ready)
         cuda.cuGraphDestroy(graph)
+
+
+def faulting(results: object) -> None:
+    """Launch three kernels, of which the second writes where there is nothing."""
+    built = kernels.find("kernels", "axpy", device.facts(0).capability, BUILT)
+    arguments = {"x": Pointer(0), "y": Pointer(1), "n": 1000, "alpha": 1.0}
+    with memory.allocate(4000, 0, streams.DEFAULT) as held:
+        good, bad = held.pointer, 1 << 46
+        try:
+            for number, pointer in enumerate((good, bad, good)):
+                call = Launch(built, 0, (1,), arguments, what=f"product {number}")
+                call(streams.DEFAULT, (good, pointer))
+                call.finish(streams.DEFAULT)
+        except DeviceError as error:
+            results.send(str(error))
+            os._exit(0)
+
+
+def test_B23_a_fault_is_raised_by_the_kernel_that_made_it() -> None:
+    """In a process of its own, since no GPU can be used in one that has seen a fault."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=faulting, args=(there,))
+    child.start()
+    assert here.poll(60)
+    said = here.recv()
+    child.join()
+    assert "kernel kernels/axpy" in said
+    assert "for product 1" in said
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said
+    assert "start a new one" in said
 
 
 def forked(results: object) -> None:

@@ -309,7 +309,7 @@ def _rebound(
     function: Callable[..., Any], cuda: Any, done: dict[Callable[..., Any], Any]
 ) -> Callable[..., Any]:
     """Return a kernel whose ``cuda`` is numba's and whose callees are device functions."""
-    from tilewise.simt.dialect import cuda as stand_in
+    from tilewise.simt import cuda as stand_in
 
     scope = dict(function.__globals__)
     copy = types.FunctionType(
@@ -330,7 +330,7 @@ def _rebound(
 
 def _plain(function: Any) -> Callable[..., Any]:
     """Return the Python function under a kernel's decorators."""
-    plain: Callable[..., Any] = inspect.unwrap(function)
+    plain: Callable[..., Any] = getattr(function, "py_func", function)
     return plain
 
 

@@ -25,6 +25,10 @@ _SUCCESS = 0
 _NOT_INITIALIZED = 3
 _NO_DEVICE = 100
 
+#: Statuses that a context never recovers from, such as an illegal address or a launch that timed
+#: out: every later call in the process gives them too. Source: CUresult in the driver's reference.
+_LOST = (700, 702, 710, 714, 715, 716, 717, 718, 719)
+
 _lock = threading.Lock()
 _driver: Any = None
 _is_forked = False
@@ -108,7 +112,10 @@ def error_text(status: Any) -> str:
     """Return a status of the driver as its name and what it means."""
     _, text = require().cuGetErrorString(status)
     meaning = text.decode() if isinstance(text, bytes) else "unknown"
-    return f"{getattr(status, 'name', status)} ({meaning})"
+    advice = ""
+    if int(status) in _LOST:
+        advice = "; no GPU can be used in this process any more, start a new one"
+    return f"{getattr(status, 'name', status)} ({meaning}){advice}"
 
 
 def _open() -> Any:

@@ -124,6 +124,7 @@ class Launch:
         with current(index):
             self._function = load(built, index)
             self._lay_out(arguments)
+        self._shape = (self._function, *self._grid, *self._block, built.shared_bytes)
         self._config = self._extended_config()
 
     def __call__(
@@ -143,37 +144,44 @@ class Launch:
         Raises
         ------
         DeviceError
-            Naming kernel and shapes, if the driver refuses. What kernels do wrong while they run
-            is raised by whatever waits for the stream.
+            Naming kernel and shapes, if the driver refuses. What a kernel does wrong while it runs
+            is raised by whatever waits for the stream, such as `finish`.
         """
         cuda = driver.require()
-        with self._lock:
-            if pointers != self._pointers:
-                self._point(pointers)
-            if numbers != self._numbers:
-                self._set_numbers(numbers)
-            # A stream brings its context along; the default ones mean that of the current one.
-            if stream > 2 or int(cuda.cuCtxGetCurrent()[1]) == self._context:
-                status = self._launch(cuda, stream)
-            else:
-                with current(self._index):
-                    status = self._launch(cuda, stream)
+        is_elsewhere = int(cuda.cuCtxGetCurrent()[1]) != self._context
+        if is_elsewhere:
+            cuda.cuCtxPushCurrent(self._context)
+        try:
+            with self._lock:
+                if pointers != self._pointers:
+                    self._point(pointers)
+                if numbers != self._numbers:
+                    self._set_numbers(numbers)
+                if self._config is None:
+                    status = cuda.cuLaunchKernel(*self._shape, stream, self._list_address, 0)[0]
+                else:
+                    self._config.hStream = cuda.CUstream(stream)
+                    status = cuda.cuLaunchKernelEx(
+                        self._config, self._function, self._list_address, 0
+                    )[0]
+        finally:
+            if is_elsewhere:
+                cuda.cuCtxPopCurrent()
         if status != 0:
             raise self._failure(driver.error_text(status))
 
-    def _launch(self, cuda: Any, stream: int) -> Any:
-        if self._config is not None:
-            self._config.hStream = cuda.CUstream(stream)
-            return cuda.cuLaunchKernelEx(self._config, self._function, self._params, 0)[0]
-        return cuda.cuLaunchKernel(
-            self._function,
-            *self._grid,
-            *self._block,
-            self._built.shared_bytes,
-            stream,
-            self._params,
-            0,
-        )[0]
+    def finish(self, stream: int) -> None:
+        """Wait for a stream, and raise what went wrong there as this kernel's doing.
+
+        Raises
+        ------
+        DeviceError
+            Naming kernel and shapes.
+        """
+        with current(self._index) as cuda:
+            status = cuda.cuStreamSynchronize(stream)[0]
+        if status != 0:
+            raise self._failure(driver.error_text(status))
 
     def _lay_out(self, arguments: Mapping[str, Number | Pointer | Tensor | float]) -> None:
         """Give every value a place in one buffer, and point the driver's list at the places."""
@@ -243,32 +251,36 @@ class Launch:
                 add_number(parameter.type, argument)
         for _ in range(self._built.null_pointers):
             add(bytes(8))
-        self._memory = ctypes.create_string_buffer(_CELL * len(cells) + 64)
-        base = -(-ctypes.addressof(self._memory) // 64) * 64
-        ctypes.memmove(base, b"".join(cells), _CELL * len(cells))
+        size = _CELL * len(cells)
+        self._memory = ctypes.create_string_buffer(size + 64)
+        start = ctypes.addressof(self._memory)
+        base = -(-start // 64) * 64
+        ctypes.memmove(base, b"".join(cells), size)
         self._base = base
+        self._cells = (
+            memoryview(self._memory).cast("B")[base - start : base - start + size].cast("Q")
+        )
         self._list = (ctypes.c_void_p * len(places))(*(base + _CELL * place for place in places))
-        self._params = ctypes.addressof(self._list)
+        self._list_address = ctypes.addressof(self._list)
 
     def _point(self, pointers: tuple[int, ...]) -> None:
         """Write the pointers that differ from the last call's into cells and tensor maps."""
         assert len(pointers) == len(self._targets), (pointers, self._targets)
-        last = self._pointers or (-1,) * len(pointers)
+        last = self._pointers
         self._pointers = ()  # if one of them is refused, the next call writes all
-        for pointer, before, targets in zip(pointers, last, self._targets, strict=True):
-            if pointer == before:
+        for position, pointer in enumerate(pointers):
+            if last and pointer == last[position]:
                 continue
-            for cell, offset, divisor, tensor_map, name in targets:
+            for cell, offset, divisor, tensor_map, name in self._targets[position]:
                 address = pointer + offset
                 if address % divisor:
                     raise self._failure(f"{name} is not aligned to {divisor} bytes")
-                place = self._base + _CELL * cell
                 if tensor_map is None:
-                    ctypes.c_uint64.from_address(place).value = address
+                    self._cells[cell] = address
                 else:
                     replaced = self._cuda.cuTensorMapReplaceAddress(tensor_map, address)
-                    driver.check(replaced, f"mapping {name} of {self._what}")
-                    ctypes.memmove(place, tensor_map.getPtr(), 128)
+                    driver.check(replaced, f"mapping {name} for {self._what}")
+                    ctypes.memmove(self._base + _CELL * cell, tensor_map.getPtr(), 128)
         self._pointers = pointers
 
     def _set_numbers(self, numbers: tuple[float, ...]) -> None:
@@ -337,8 +349,8 @@ class Launch:
     def _failure(self, reason: str) -> DeviceError:
         built = self._built
         return DeviceError(
-            f"kernel {built.family}/{built.name} ({built.target}) was not launched on "
-            f"cuda:{self._index} for {self._what or 'a product'}, grid {self._grid}: {reason}"
+            f"kernel {built.family}/{built.name} ({built.target}) failed on cuda:{self._index} for "
+            f"{self._what or 'a product'}, grid {self._grid}: {reason}"
         )
 
 
@@ -359,11 +371,12 @@ def load(built: Built, index: int) -> Any:
     function = _functions.get((*name, index))
     if function is not None:
         return function
-    from cuda.core import ObjectCode
+    from cuda.core import Device, ObjectCode
 
     cuda = driver.require()
     what = f"kernel {built.family}/{built.name} ({built.target})"
     with _loading, current(index):
+        Device(index).set_current()  # cuda.core wants to be told, once in each thread
         try:
             kernel = _loaded.get(name)
             if kernel is None:

@@ -9,7 +9,7 @@ from tilewise.errors import DeviceError, OptionError
 from . import driver
 from .device import current
 
-__all__ = ["DEFAULT", "handle_of", "identity", "is_capturing", "synchronize"]
+__all__ = ["DEFAULT", "handle_of", "identity", "synchronize"]
 
 #: CUDA's default stream, by the name that means it whatever a process was compiled with.
 DEFAULT = 1
@@ -62,18 +62,17 @@ def handle_of(stream: Any, index: int) -> int:
     return handle
 
 
-def identity(handle: int, index: int) -> int:
-    """Return a number that no other stream of this process has or will have; handles come back."""
-    with current(index) as cuda:
-        return int(driver.check(cuda.cuStreamGetId(handle), "asking for a stream's identity"))
+def identity(handle: int, index: int) -> int | None:
+    """Return a number that no other stream of this process has or will have; handles come back.
 
-
-def is_capturing(handle: int, index: int) -> bool:
-    """Say whether what is put on a stream now goes into a CUDA graph."""
+    None stands for a stream whose work now goes into a CUDA graph.
+    """
     with current(index) as cuda:
         status, mode = cuda.cuStreamIsCapturing(handle)
-    # While another stream is captured, the default stream answers with an error that ends nothing.
-    return bool(status == 0 and int(mode) != 0)
+        # While another stream is captured, the default one answers with an error; it is harmless.
+        if status == 0 and int(mode) != 0:
+            return None
+        return int(driver.check(cuda.cuStreamGetId(handle), "asking for a stream's identity"))
 
 
 def synchronize(handle: int, index: int) -> None:

@@ -34,6 +34,19 @@ class Partition:
     def representatives(self) -> Ints:
         return np.array([c.representative for c in self.classes])
 
+    def without(self, strangers: Ints) -> Partition:
+        """The same classes, but that each of these blocks is one of its own."""
+        classes = []
+        for each in self.classes:
+            strange = np.isin(each.members, strangers)
+            parts = [~strange, *(np.arange(len(strange)) == i for i in np.flatnonzero(strange))]
+            for part in parts:
+                members = each.members[part]
+                if len(members):
+                    shifts = {k: v[part] - v[part][0] for k, v in each.shifts.items()}
+                    classes.append(BlockClass(int(members[0]), members, shifts))
+        return Partition(tuple(classes), self.certificate)
+
     @property
     def is_compressed(self) -> bool:
         return any(len(c.members) > 1 for c in self.classes)

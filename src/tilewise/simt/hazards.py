@@ -32,7 +32,18 @@ from tilewise.simt.shadow import (
     regions,
 )
 
-__all__ = ["Actor", "BlockClass", "Coverage", "Found", "Hazard", "HazardKind", "HazardWatch"]
+__all__ = [
+    "Actor",
+    "BlockClass",
+    "Coverage",
+    "Found",
+    "Hazard",
+    "HazardKind",
+    "HazardWatch",
+    "element_at",
+    "elements_at",
+    "unravel",
+]
 
 HazardKind = Literal[
     "read-after-write",
@@ -45,6 +56,7 @@ HazardKind = Literal[
 ]
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 Dim = tuple[int, int, int]
 
 
@@ -217,7 +229,8 @@ class HazardWatch:
             )
 
     def on_barrier(self, barrier: Barrier) -> None:
-        gone = ~barrier.live & barrier.arrived.any(axis=1)[:, None]
+        here = np.asarray(barrier.arrived.any(axis=1))
+        gone = ~barrier.live & here[:, None]
         rows, threads = np.nonzero(gone)
         key = ("exit before barrier", barrier.site.id)
         # A thread is gone at every later barrier as well: count it at the first.
@@ -352,12 +365,18 @@ def unravel(index: int, extent: Dim) -> Dim:
 
 def element_at(array: ArrayInfo, offset: int) -> tuple[int, ...]:
     """Return the index of the element that holds the byte at ``offset`` from element 0."""
-    rest = offset - (lowest_address(array) - array.base)
-    index = [0] * len(array.shape)
+    return tuple(int(axis[0]) for axis in elements_at(array, np.array([offset])))
+
+
+def elements_at(array: ArrayInfo, offsets: Ints) -> tuple[Ints, ...]:
+    """Return the indices, one array an axis, of the elements that hold bytes at some offsets."""
+    rest = offsets - (lowest_address(array) - array.base)
+    index = [np.zeros(len(offsets), np.int64)] * len(array.shape)
     for axis in sorted(range(len(index)), key=lambda i: -abs(array.strides[i])):
         length, stride = array.shape[axis], array.strides[axis]
-        steps, rest = divmod(rest, abs(stride)) if stride and length > 1 else (0, rest)
-        index[axis] = length - 1 - steps if stride < 0 else steps
+        if stride and length > 1:
+            steps, rest = np.divmod(rest, abs(stride))
+            index[axis] = length - 1 - steps if stride < 0 else steps
     return tuple(index)
 
 
@@ -367,16 +386,16 @@ def _race_kind(earlier: Mode, later: Mode) -> HazardKind:
     return "read-after-write" if later == "read" else "write-after-write"
 
 
-def _in_buffer(array: ArrayInfo, indices: Sequence[Ints]) -> NDArray[np.bool_]:
+def _in_buffer(array: ArrayInfo, indices: Sequence[Ints]) -> Bools:
     """Which indices, out of range, are nevertheless within the bytes the array spans."""
     offset = np.full(len(indices[0]), array.base - lowest_address(array))
     for index, stride in zip(indices, array.strides, strict=True):
         offset += index * stride
-    inside: NDArray[np.bool_] = (offset >= 0) & (offset <= array.nbytes - array.dtype.itemsize)
+    inside: Bools = (offset >= 0) & (offset <= array.nbytes - array.dtype.itemsize)
     return inside
 
 
-def _first_index(mask: NDArray[np.bool_]) -> tuple[int, ...] | None:
+def _first_index(mask: Bools) -> tuple[int, ...] | None:
     if not mask.any():
         return None
     return tuple(int(axis) for axis in np.unravel_index(int(mask.argmax()), mask.shape))

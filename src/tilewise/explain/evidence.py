@@ -1,0 +1,433 @@
+"""Running a kernel under watch: everything that claims and reports are made of.
+
+:func:`gather` reads the kernel, sorts its blocks into classes, traces one block of each on copies
+of the arguments, and keeps what was seen in an :class:`Evidence`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+from numpy.typing import NDArray
+
+from .. import simt
+from ..errors import KernelError, OptionError
+from ..simt.arguments import Geometry, bind
+from ..simt.events import Access, ArrayInfo, Barrier, Fault, Launch, Observer
+from ..simt.hazards import BlockClass, Coverage, Found, Hazard, HazardWatch
+from ..simt.memory import HalfWarpRule
+from ..simt.occupancy import TARGETS, Target
+from ..simt.program import Program
+from .classes import Partition, partition
+from .dataflow import Flow, analyse
+from .recorder import Recorder, SiteTotals
+
+__all__ = ["MAX_STEPS", "Evidence", "gather"]
+
+#: Loop iterations of a group of blocks before a kernel is taken to be endless.
+MAX_STEPS = 200_000
+
+# Device memory is given out in multiples of 256 bytes.
+_ALIGNMENT = 256
+_HALF_WARPS: dict[str, HalfWarpRule] = {
+    "sm_10": "1.0",
+    "sm_11": "1.0",
+    "sm_12": "1.2",
+    "sm_13": "1.2",
+}
+
+Dim = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A kernel with the arguments of one launch, to be run as often as wanted."""
+
+    program: Program
+    grid: Dim
+    block: Dim
+    arguments: dict[str, Any]
+    max_steps: int
+
+    def run(self, program: Program, parts: Partition, *observers: Observer) -> None:
+        """Run one block of each class, on arguments as they were given."""
+        simt.launch(
+            program,
+            self.grid,
+            self.block,
+            *_placed(program, self.arguments),
+            observer=_Together(observers),
+            blocks=parts.representatives,
+            max_steps=self.max_steps,
+        )
+
+    def run_block(self, block: int, *observers: Observer) -> None:
+        """Run one block."""
+        alone = Partition((BlockClass(block, np.array([block])),), "")
+        self.run(self.program, alone, *observers)
+
+
+@dataclass(eq=False)
+class Evidence:
+    """What was seen of one launch; claims are held against it."""
+
+    trial: Trial
+    target: Target
+    registers: int | None
+    flow: Flow
+    partition: Partition
+    recorder: Recorder
+    hazards: list[Hazard]
+    coverage: list[Coverage]
+    _ablations: dict[int, Hazard | None] = field(default_factory=dict)
+
+    @property
+    def program(self) -> Program:
+        return self.trial.program
+
+    @property
+    def launch(self) -> Launch:
+        return self.recorder.launch
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        x, y, z = self.trial.block
+        return x * y * z
+
+    @property
+    def holds_for_all_data(self) -> bool:
+        """Whether nothing that is loaded decides an address, a bound or a branch."""
+        return not self.flow.tainted
+
+    @property
+    def data_dependence(self) -> str:
+        """In words, for what data the findings hold."""
+        if not self.flow.tainted:
+            return (
+                "no loaded value reaches an address, a bound or a branch: this holds for all data"
+            )
+        line, text = min(self.flow.tainted.items())
+        return f"line {line} depends on loaded values ({text}): this holds for these data"
+
+    @cached_property
+    def arrays(self) -> dict[str, ArrayInfo]:
+        """The arrays of the launch by name."""
+        return {array.name: array for array in self.launch.arrays}
+
+    def array(self, name: str) -> ArrayInfo:
+        """The array of a name, for a claim about it.
+
+        Raises
+        ------
+        OptionError
+            The kernel has no such array.
+        """
+        if name not in self.arrays:
+            known = ", ".join(self.arrays) or "none"
+            raise OptionError(f"{self.program.name} has no array {name!r}; its arrays are {known}")
+        return self.arrays[name]
+
+    def touching(self, name: str, *, op: str | None = None) -> list[SiteTotals]:
+        """What the places that touch an array add up to, in source order."""
+        found = [t for t in self.recorder.totals.values() if t.array.name == name]
+        return sorted((t for t in found if op in (None, t.op)), key=lambda t: t.site.id)
+
+    def reads_range(self, name: str) -> tuple[int, int] | None:
+        """The least and the greatest number of reads of any element of a global array.
+
+        None where elements were not counted one by one.
+        """
+        counts = self.reads(name)
+        return None if counts is None else (int(counts.min()), int(counts.max()))
+
+    def reads(self, name: str) -> NDArray[np.int64] | None:
+        """How often each element of a global array is read, in the array's shape; None if unknown.
+
+        Only what one traced block reads is kept of a class, and moved to where the others read.
+        """
+        array = self.array(name)
+        size = array.nbytes // array.dtype.itemsize
+        if array.space != "global" or not array.nbytes or not _is_packed(array):
+            return None
+        total = np.zeros(size, np.int64)
+        sites = [t.site.id for t in self.touching(name) if t.op != "store"]
+        for block, counts in self.recorder.touched.get((name, "load"), {}).items():
+            if len(counts) != size:
+                return None
+            if block < 0:
+                total += counts
+                continue
+            crowd = next(c for c in self.partition.classes if c.representative == block)
+            shifts = {crowd.shift(site).tobytes() for site in sites}
+            if len(shifts) > 1:
+                return None
+            shift = crowd.shift(sites[0]) // array.dtype.itemsize
+            _add_shifted(total, counts, shift)
+        return total.reshape(array.shape)
+
+    def blocks_apart(self) -> Iterable[tuple[BlockClass, NDArray[np.int64]]]:
+        """Each class with (x, y, z) of its members, (3, members)."""
+        width, height, _ = self.trial.grid
+        for each in self.partition.classes:
+            ids = each.members
+            yield each, np.stack([ids % width, ids // width % height, ids // (width * height)])
+
+    def without_barrier(self, line: int) -> Hazard | None:
+        """The first hazard that appears when the barrier on a line is taken out; None if none.
+
+        Raises
+        ------
+        OptionError
+            No barrier stands on that line.
+        """
+        if line not in self._ablations:
+            program = self.program.without_barrier(line)
+            known = {(h.kind, h.first.site.id) for h in self.hazards}
+            watch = HazardWatch(
+                self.partition.classes, stop_early=not known, warp_sync=self.flow.warp_sync
+            )
+            found: Sequence[Hazard]
+            try:
+                self.trial.run(program, self.partition, watch)
+                found = watch.hazards()
+            except Found as first:
+                found = [first.hazard]
+            fresh = [h for h in found if (h.kind, h.first.site.id) not in known]
+            self._ablations[line] = next((h for h in fresh if not h.same_value), None)
+        return self._ablations[line]
+
+
+def gather(
+    kernel: Any,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    arguments: Sequence[Any],
+    *,
+    target: str = "sm_90",
+    registers: int | None = None,
+    max_steps: int = MAX_STEPS,
+) -> Evidence:
+    """Trace a launch and return what was seen.
+
+    ``arguments`` are arrays, numbers, or ``(shape, dtype)`` for an array of random numbers; arrays
+    are copied, and never written to. See :func:`tilewise.explain.explain`.
+    """
+    if target not in TARGETS:
+        raise OptionError(f"target {target!r} is not known; known are {', '.join(TARGETS)}")
+    program = simt.program(kernel)
+    if len(arguments) != len(program.parameters):
+        raise KernelError(
+            f"{program.name}({', '.join(program.parameters)}) takes {len(program.parameters)} "
+            f"arguments, got {len(arguments)}"
+        )
+    extents = Geometry.of(grid, block)
+    named = {
+        name: _filled(name, argument)
+        for name, argument in zip(program.parameters, arguments, strict=True)
+    }
+    bind(program, tuple(named.values()))
+    trial = Trial(program, extents.grid, extents.block, named, max_steps)
+    flow = analyse(program, trial.grid, trial.block, named)
+    parts = partition(flow, trial.grid)
+    while True:
+        recorder = Recorder(parts.classes, half_warps=_HALF_WARPS.get(target))
+        watch = HazardWatch(parts.classes, warp_sync=flow.warp_sync)
+        reach = _Reach({site for site, seen in flow.sites.items() if seen.unbounded})
+        trial.run(program, parts, recorder, watch, reach)
+        strangers = reach.strangers(parts.classes)
+        if not len(strangers):
+            break
+        parts = parts.without(strangers)
+    recorder.finish()
+    return Evidence(
+        trial,
+        TARGETS[target],
+        registers,
+        flow,
+        parts,
+        recorder,
+        watch.hazards(),
+        watch.coverage(),
+    )
+
+
+def _is_packed(array: ArrayInfo) -> bool:
+    """Whether an array's elements lie side by side, row by row."""
+    stride = array.dtype.itemsize
+    for length, actual in zip(reversed(array.shape), reversed(array.strides), strict=True):
+        if length > 1 and actual != stride:
+            return False
+        stride *= length
+    return True
+
+
+def _add_shifted(
+    total: NDArray[np.int64], counts: NDArray[np.int32], shifts: NDArray[np.int64]
+) -> None:
+    """Add ``counts`` to ``total``, moved by each of the shifts.
+
+    Many blocks read the same part: shifts are counted first, and runs of equal counts are added as
+    runs, by their ends.
+    """
+    where, times = np.unique(shifts, return_counts=True)
+    steps = np.diff(counts, prepend=0, append=0)
+    ends = np.flatnonzero(steps)
+    change = np.zeros(len(total) + 1, np.int64)
+    for shift, many in zip(where.tolist(), times.tolist(), strict=True):
+        np.add.at(change, ends + shift, steps[ends] * many)
+    total += np.cumsum(change[:-1])
+
+
+class _Together:
+    """Several observers as one; a fault is carried on from where all of them would."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def on_launch(self, launch: Launch) -> None:
+        for observer in self._observers:
+            observer.on_launch(launch)
+
+    def on_access(self, access: Access) -> None:
+        for observer in self._observers:
+            observer.on_access(access)
+
+    def on_barrier(self, barrier: Barrier) -> None:
+        for observer in self._observers:
+            observer.on_barrier(barrier)
+
+    def on_fault(self, fault: Fault) -> bool:
+        answers = [observer.on_fault(fault) for observer in self._observers]
+        return all(answers)
+
+
+class _Reach:
+    """How far traced blocks reach at places whose range the source does not tell.
+
+    Blocks of a class that would reach beyond the array there are not like their representative.
+    """
+
+    def __init__(self, sites: set[int]) -> None:
+        self._sites = sites
+        self._reach: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._faulted: set[int] = set()
+
+    def on_launch(self, launch: Launch) -> None:
+        pass
+
+    def on_barrier(self, barrier: Barrier) -> None:
+        pass
+
+    def on_fault(self, fault: Fault) -> bool:
+        if fault.site.id in self._sites:
+            self._faulted |= set(fault.blocks[fault.active.any(axis=1)].tolist())
+        return True
+
+    def on_access(self, access: Access) -> None:
+        if access.site.id not in self._sites:
+            return
+        room = access.array.nbytes - access.array.dtype.itemsize
+        for row in np.flatnonzero(access.active.any(axis=1)):
+            offsets = access.offset[row][access.active[row]]
+            key = access.site.id, int(access.blocks[row])
+            low, high, _ = self._reach.get(key, (room, 0, 0))
+            self._reach[key] = min(low, int(offsets.min())), max(high, int(offsets.max())), room
+
+    def strangers(self, classes: Sequence[BlockClass]) -> NDArray[np.int64]:
+        """The blocks that may not be like the representative of their class."""
+        found = []
+        for each in classes:
+            if len(each.members) == 1:
+                continue
+            if each.representative in self._faulted:
+                found.append(each.members)
+            for site in self._sites:
+                low, high, room = self._reach.get((site, each.representative), (0, 0, 0))
+                shift = each.shift(site)
+                found.append(each.members[(low + shift < 0) | (high + shift > room)])
+        return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+
+def _filled(name: str, argument: Any) -> Any:
+    """The argument, or an array of random numbers where only a shape and a dtype are given."""
+    if not isinstance(argument, tuple):
+        return argument
+    try:
+        shape, kind = argument
+        dtype = np.dtype(kind)
+        size = math.prod(shape)
+        filled = _aligned(size * dtype.itemsize).view(dtype).reshape(shape)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"argument {name}={argument!r}: an array that is to be made up is given as "
+            f"(shape, dtype), such as ((64, 64), 'float32') ({error})"
+        ) from None
+    random = np.random.default_rng(0)
+    if dtype.kind == "f":
+        # In pieces, so that no second array of this size is needed.
+        flat = filled.reshape(-1)
+        for start in range(0, size, 1 << 20):
+            part = flat[start : start + (1 << 20)]
+            part[...] = random.standard_normal(len(part), dtype=np.float32)
+    else:
+        filled[...] = random.integers(0, 2, shape)
+    return filled
+
+
+def _placed(program: Program, arguments: dict[str, Any]) -> list[Any]:
+    """The arguments as a device would hold them: aligned, and written to without harm.
+
+    Views of one buffer stay views of one copy of it.
+    """
+    stores = [s for s in program.sites if s.kind in ("store", "atomic")]
+    anywhere = any(s.array is None or s.function != program.name for s in stores)
+    written = set(arguments) if anywhere else {s.array for s in stores}
+    roots: dict[int, tuple[int, int, bool]] = {}
+    for name, value in arguments.items():
+        if isinstance(value, np.ndarray) and value.ndim:
+            low, high = byte_bounds(value)
+            key = id(_root(value))
+            before = roots.get(key, (low, high, False))
+            touched = before[2] or name in written
+            roots[key] = min(low, before[0]), max(high, before[1]), touched
+    copies: dict[int, NDArray[np.uint8]] = {}
+    placed: list[Any] = []
+    for value in arguments.values():
+        if not isinstance(value, np.ndarray) or not value.ndim:
+            placed.append(value)
+            continue
+        root = _root(value)
+        low, high, touched = roots[id(root)]
+        start = byte_bounds(root)[0]
+        if not touched and start % _ALIGNMENT == 0:
+            placed.append(value)
+            continue
+        lead = (low - start) % _ALIGNMENT
+        if id(root) not in copies:
+            copies[id(root)] = _aligned(lead + high - low)
+        offset = lead + value.__array_interface__["data"][0] - low
+        copy = np.ndarray(value.shape, value.dtype, copies[id(root)], offset, value.strides)
+        copy[...] = value
+        placed.append(copy)
+    return placed
+
+
+def _root(array: NDArray[Any]) -> NDArray[Any]:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _aligned(nbytes: int) -> NDArray[np.uint8]:
+    """Fresh memory that begins at a multiple of what device memory is aligned to."""
+    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    lead = -memory.__array_interface__["data"][0] % _ALIGNMENT
+    # Through a memoryview, so that this and not the larger piece is the buffer of its views.
+    return np.frombuffer(memory.data, np.uint8, nbytes, lead)

@@ -341,9 +341,15 @@ def choose_schedule(job: Job, budget_bytes: int) -> Schedule | None:
     """
     if budget_bytes < _LEAST_BUDGET:
         return None
-    return _many_matrices(job, budget_bytes) or min(
-        _schedules_within(job, budget_bytes), key=_cost, default=None
-    )
+    if (many := _many_matrices(job, budget_bytes)) is not None:
+        return many
+    best = min(_schedules_within(job, budget_bytes), key=_cost, default=None)
+    if best is None:
+        return None
+    # What the tiles have left over makes for fewer and larger calls of BLAS.
+    spare = budget_bytes - best.held_bytes + best.workspace_bytes
+    best = replace(best, workspace_bytes=min(spare, _LARGEST_WORKSPACE))
+    return replace(best, workspace_bytes=best.inner.workspace_bytes)
 
 
 def whole_schedule(job: Job, held_bytes: int, budget_bytes: int) -> Schedule:

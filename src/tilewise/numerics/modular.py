@@ -1,0 +1,89 @@
+"""Checking products of integers and bools, which are exact: any difference is an error.
+
+NumPy's integers wrap, so everything is computed modulo 2^w, w the width of the result, in unsigned
+arithmetic, by NumPy's own loops and not by what multiplies (limbs on BLAS).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .elements import Array, Bools
+from .panels import panels
+
+__all__ = ["differs", "element", "odd_sums"]
+
+Unsigned = NDArray[Any]
+
+#: Elements of a panel in 64 bits: 8 MiB.
+PANEL = 2**20
+
+
+def differs(a: Array, b: Array, c: Array) -> Bools:
+    """Return which elements of c (..., m, n) are not those of ``a @ b``, recomputing all."""
+    if c.dtype.kind == "b":
+        # Sums of zeros and ones in float32 are zero exactly if every term is.
+        found = np.matmul(a.astype(np.float32), b.astype(np.float32)) > 0
+        return np.asarray(found != c)
+    kind = _unsigned(c)
+    return np.asarray(np.matmul(a.astype(kind), b.astype(kind)) != c.astype(kind))
+
+
+def element(a_row: Array, b_column: Array, result: np.dtype[Any]) -> int | bool:
+    """Return one element of the product in Python's integers, wrapped as ``result`` wraps."""
+    total = sum(int(x) * int(y) for x, y in zip(a_row.tolist(), b_column.tolist(), strict=True))
+    if result.kind == "b":
+        return total > 0
+    size = 1 << (8 * result.itemsize)
+    total %= size
+    return total - size if result.kind == "i" and total >= size // 2 else total
+
+
+def odd_sums(
+    a: Array, b: Array, c: Array, rounds: int, rng: np.random.Generator
+) -> tuple[Bools, Bools]:
+    """Return the rows and the columns of an integer product that certainly hold errors.
+
+    The vectors are uniform modulo 2^w: a row with an error is missed in one round with a
+    probability of at most one half, which an error of 2^(w−1) attains. One more vector is odd
+    throughout, so that a single wrong element in a row or column is never missed.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    kind = _unsigned(c)
+
+    def draw(length: int) -> Unsigned:
+        x = rng.integers(0, 2 ** (8 * kind.itemsize), (length, rounds + 1), dtype=kind)
+        x[:, 0] |= 1
+        return x
+
+    def zeros(length: int) -> Unsigned:
+        return np.zeros((length, rounds + 1), kind)
+
+    x, y = draw(n), zeros(k)  # y = B·x
+    u, v = draw(m), zeros(k)  # v = Aᵀ·u
+    by_rows, by_columns = zeros(m), zeros(n)
+    for rows, columns, panel in panels(b, PANEL):
+        y[rows] += panel.astype(kind) @ x[columns]
+    for rows, columns, panel in panels(a, PANEL):
+        ours = panel.astype(kind)
+        by_rows[rows] -= ours @ y[columns]
+        v[columns] += _transposed(ours) @ u[rows]
+    for rows, columns, panel in panels(c, PANEL):
+        ours = panel.astype(kind)
+        by_rows[rows] += ours @ x[columns]
+        by_columns[columns] += _transposed(ours) @ u[rows]
+    for rows, columns, panel in panels(b, PANEL):
+        by_columns[columns] -= _transposed(panel.astype(kind)) @ v[rows]
+    return np.any(by_rows, axis=1), np.any(by_columns, axis=1)
+
+
+def _transposed(panel: Unsigned) -> Unsigned:
+    """Return a contiguous transpose: NumPy's integer loop is several times slower on strides."""
+    return np.ascontiguousarray(panel.T)
+
+
+def _unsigned(c: Array) -> np.dtype[Any]:
+    return np.dtype(f"u{c.dtype.itemsize}")

@@ -44,8 +44,9 @@ are no multiples of 16, and :data:`naive` is the kernel without squares, to comp
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,22 @@ from numpy.typing import NDArray
 from .errors import DeviceError, DTypeError, OptionError, ShapeError, describe
 from .simt import Kernel, cuda, launch
 
-__all__ = ["BLOCK_SIZE", "Device", "Mul", "Muld", "Muld_any", "SimulatedGPU", "naive"]
+if TYPE_CHECKING:
+    from .kernels.compile import Variant
+    from .runtime.memory import Memory
+
+__all__ = [
+    "BLOCK_SIZE",
+    "GPU",
+    "Device",
+    "Mul",
+    "Muld",
+    "Muld_any",
+    "SimulatedGPU",
+    "Traced",
+    "naive",
+    "variants",
+]
 
 #: Rows and columns of C_sub, and of the squares of A and B.
 BLOCK_SIZE = 16
@@ -86,8 +102,9 @@ def Mul(
     kernel : kernel, optional
         :data:`Muld` by default; :data:`Muld_any` takes sizes that are no multiples of 16. Any other
         kernel with the same parameters is run on as many blocks as cover C.
-    device : "cpu" or Device
-        "cpu" runs the kernel on :class:`SimulatedGPU`.
+    device : "cpu", "cuda:0" and so on, or Device
+        "cpu" runs the kernel on :class:`SimulatedGPU`, "cuda:0" the same kernel, compiled, on a
+        :class:`GPU`. ``Traced("cuda:0")`` does that and keeps what each step took.
 
     Raises
     ------
@@ -270,12 +287,180 @@ class SimulatedGPU:
         """Do nothing: Python frees what nobody holds."""
 
 
+class GPU:
+    """A GPU of this machine, by its name; runs what :func:`variants` names, compiled.
+
+    Each step is one call of the driver's, and nothing is kept: the chapter as it stands.
+
+    Raises
+    ------
+    OptionError, DeviceError
+        For a name that is none, a device that is not there or not usable.
+    """
+
+    def __init__(self, name: str = "cuda:0") -> None:
+        from .runtime import device, streams
+
+        self._index = device.index_of(name)
+        self._stream = streams.DEFAULT
+
+    def allocate(self, shape: tuple[int, int]) -> _Matrix:
+        """Return device memory for a float32 matrix."""
+        from .runtime import memory
+
+        nbytes = 4 * shape[0] * shape[1]
+        return _Matrix(memory.allocate(nbytes, self._index, self._stream, "a matrix"), shape)
+
+    def copy_in(self, host: Array, memory: _Matrix) -> None:
+        """Copy a matrix from the host to the device."""
+        from .runtime.memory import write
+
+        write(memory.memory, np.ascontiguousarray(host), self._stream)
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], *arguments: Any
+    ) -> None:
+        """Run a kernel, and wait for it, so that what it does wrong is known to be its doing."""
+        from .kernels import find
+        from .runtime.device import facts
+        from .runtime.launch import Launch, Tensor
+
+        if kernel not in _COMPILED:
+            names = ", ".join(known.__name__ for known in _COMPILED)
+            raise DeviceError(
+                f"{kernel!r} is not compiled; {names} are. Decorate it with numba.cuda.jit to run "
+                "it on a GPU, or use device='cpu'"
+            )
+        built = find("guide", kernel.__name__, facts(self._index).capability)
+        matrices = [given for given in arguments if isinstance(given, _Matrix)]
+        passed = [
+            Tensor(matrices.index(given), given.shape, (given.shape[1], 1), item_bytes=4)
+            if isinstance(given, _Matrix)
+            else given
+            for given in arguments
+        ]
+        names_of = [parameter.name for parameter in built.parameters]
+        shapes = " and ".join(str(matrix.shape) for matrix in matrices)
+        prepared = Launch(
+            built,
+            self._index,
+            grid,
+            dict(zip(names_of, passed, strict=True)),
+            block=block,
+            what=f"matrices of {shapes}",
+        )
+        prepared(self._stream, tuple(matrix.memory.pointer for matrix in matrices))
+        prepared.finish(self._stream)
+
+    def copy_out(self, memory: _Matrix, host: Array) -> None:
+        """Copy a matrix back to the host."""
+        from .runtime.memory import read
+
+        whole = host if host.flags.c_contiguous else np.empty(host.shape, np.float32)
+        read(memory.memory, whole, self._stream)
+        if whole is not host:
+            host[...] = whole
+
+    def free(self, memory: _Matrix) -> None:
+        """Give device memory back."""
+        memory.memory.free()
+
+
+class Traced:
+    """A device that keeps what each step took; prints as a table.
+
+    Parameters
+    ----------
+    device : "cpu", "cuda:0" and so on, or Device
+        The device that does the work.
+
+    Attributes
+    ----------
+    steps : list of (str, int, float)
+        What was done, the bytes it was done to, and the seconds it took.
+    """
+
+    def __init__(self, device: str | Device) -> None:
+        self._device = _device(device)
+        self.steps: list[tuple[str, int, float]] = []
+
+    def __str__(self) -> str:
+        rows = [
+            f"{name:<9}{nbytes:>15,} B {1e3 * seconds:>10.3f} ms"
+            + (f" {nbytes / seconds / 1e9:>8.1f} GB/s" if name.startswith("copy") else "")
+            for name, nbytes, seconds in self.steps
+        ]
+        return "\n".join(rows)
+
+    def allocate(self, shape: tuple[int, int]) -> Any:
+        """Allocate, and note it."""
+        return self._noted("allocate", 4 * shape[0] * shape[1], self._device.allocate, shape)
+
+    def copy_in(self, host: Array, memory: Any) -> None:
+        """Copy in, and note it."""
+        self._noted("copy in", host.nbytes, self._device.copy_in, host, memory)
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], *arguments: Any
+    ) -> None:
+        """Launch, and note it; the first time it takes in that the code is loaded."""
+        nbytes = sum(
+            4 * given.shape[0] * given.shape[1] for given in arguments if _is_matrix(given)
+        )
+        self._noted("launch", nbytes, self._device.launch, kernel, grid, block, *arguments)
+
+    def copy_out(self, memory: Any, host: Array) -> None:
+        """Copy out, and note it."""
+        self._noted("copy out", host.nbytes, self._device.copy_out, memory, host)
+
+    def free(self, memory: Any) -> None:
+        """Free, and note it."""
+        self._noted("free", 4 * memory.shape[0] * memory.shape[1], self._device.free, memory)
+
+    def _noted(self, name: str, nbytes: int, step: Callable[..., Any], *arguments: Any) -> Any:
+        started = time.perf_counter()
+        result = step(*arguments)
+        self.steps.append((name, nbytes, time.perf_counter() - started))
+        return result
+
+
+def variants() -> tuple[Variant, ...]:
+    """Return the kernels of this file as `tilewise.kernels.compile` compiles them."""
+    from .kernels import TARGETS
+    from .kernels.compile import Variant
+
+    matrix = "float32[:, ::1]"
+    return tuple(
+        Variant(
+            name=kernel.__name__,
+            function=kernel,
+            compiler="numba",
+            signature={"A": matrix, "B": matrix, "wA": "int64", "wB": "int64", "C": matrix},
+            options={"num_warps": BLOCK_SIZE * BLOCK_SIZE // 32},
+            targets=TARGETS,
+        )
+        for kernel in _COMPILED
+    )
+
+
+_COMPILED = (Muld, Muld_any, naive)
+
+
+class _Matrix(NamedTuple):
+    """Device memory of a GPU that holds a float32 matrix."""
+
+    memory: Memory
+    shape: tuple[int, int]
+
+
+def _is_matrix(given: Any) -> bool:
+    return len(getattr(given, "shape", ())) == 2
+
+
 def _device(device: str | Device) -> Device:
     if device == "cpu":
         return SimulatedGPU()
-    if isinstance(device, str):
-        raise DeviceError(f"device={device!r} cannot run the guide's kernels; device='cpu' can")
-    return device
+    return GPU(device) if isinstance(device, str) else device
 
 
 def _size(name: str, value: Any) -> int:

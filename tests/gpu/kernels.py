@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tilewise.kernels import TARGETS
 from tilewise.kernels.compile import Variant
@@ -20,6 +23,14 @@ def _axpy(x, y, n, alpha, tile: tl.constexpr):
     inside = place < n
     total = tl.load(y + place, mask=inside) + alpha * tl.load(x + place, mask=inside)
     tl.store(y + place, total, mask=inside)
+
+
+@triton.jit
+def _early(x, y, n, alpha, tile: tl.constexpr):
+    """Do what `_axpy` does, having started while the launch before is still running."""
+    gdc_launch_dependents()
+    gdc_wait()
+    _axpy(x, y, n, alpha, tile)
 
 
 @triton.jit
@@ -65,16 +76,22 @@ def _times(x, factor):
 def variants() -> tuple[Variant, ...]:
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     tile = f"tensordesc<bf16[64,64],{layout!r}>"
+    axpy = Variant(
+        name="axpy",
+        function=_axpy,
+        compiler="triton",
+        signature={"x": "*fp32", "y": "*fp32", "n": "i64", "alpha": "fp32"},
+        constexprs={"tile": 1024},
+        attrs={"x": 16, "y": 16},
+        options={"num_warps": 4, "enable_fp_fusion": True},
+        targets=TARGETS,
+    )
+    hopper = replace(axpy, targets=("sm_90a",))
     return (
-        Variant(
-            name="axpy",
-            function=_axpy,
-            compiler="triton",
-            signature={"x": "*fp32", "y": "*fp32", "n": "i64", "alpha": "fp32"},
-            constexprs={"tile": 1024},
-            attrs={"x": 16, "y": 16},
-            options={"num_warps": 4, "enable_fp_fusion": True},
-            targets=TARGETS,
+        axpy,
+        replace(hopper, name="pair", options={**axpy.options, "num_ctas": 2}),
+        replace(
+            hopper, name="early", function=_early, options={**axpy.options, "launch_pdl": True}
         ),
         Variant(
             name="hog",

@@ -71,6 +71,27 @@ def test_numbers_and_pointers(built: Find, stream: int, n: int, default: bool) -
     check_axpy(axpy(built, n), streams.DEFAULT if default else stream, n)
 
 
+@pytest.mark.parametrize("n", [1, 5000])
+def test_clusters_of_blocks(built: Find, stream: int, n: int) -> None:
+    kernel = built("pair")
+    assert kernel.blocks == 2
+    check_axpy(axpy(lambda name: kernel, n), stream, n)
+
+
+def test_kernels_that_start_early_wait_for_what_they_read(built: Find, stream: int) -> None:
+    kernel = built("early")
+    assert kernel.starts_early
+    n = 1 << 20
+    call, x = axpy(lambda name: kernel, n), np.ones(n, np.float32)
+    with on_device(x, stream) as one, on_device(x, stream) as two:
+        for turn in range(10):
+            first, second = (one, two) if turn % 2 else (two, one)
+            call(stream, (first.pointer, second.pointer), (1.0,))
+        # The Fibonacci numbers, if each launch saw what the one before had written.
+        np.testing.assert_array_equal(read(one, x, stream), np.full_like(x, 89))
+        np.testing.assert_array_equal(read(two, x, stream), np.full_like(x, 144))
+
+
 def test_pointers_and_numbers_may_change_from_call_to_call(built: Find, stream: int) -> None:
     call = axpy(built, 1000)
     for alpha in (1.0, 2.0, 2.0, -4.0):
@@ -162,7 +183,7 @@ def test_B22_a_launch_that_fails_is_named_and_the_next_one_works(built: Find, st
     for _ in range(20):
         with pytest.raises(
             DeviceError,
-            match=r"kernel kernels/hungry .* failed on cuda:0 for \(10, 20\) by \(20, 30\).*CUDA_ERROR",
+            match=r"kernel kernels/hungry .* on cuda:0 for \(10, 20\) by \(20, 30\).*CUDA_ERROR",
         ):
             bad(stream, (256, 256))
         check_axpy(call, stream, 1000)

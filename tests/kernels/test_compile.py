@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewise import kernels
+from tilewise import guide, kernels
 from tilewise.errors import DeviceError, KernelError, OptionError
 from tilewise.kernels import compile as compiler
 
@@ -143,6 +143,16 @@ def test_travelling_ptx_states_an_old_instruction_set(folder: Path) -> None:
     for name in ("axpy", "scale"):
         text = kernels.manifest("kernels", folder)[name, "compute_80"].code().decode()
         assert "\n.version 8.0\n.target sm_80\n" in text
+
+
+def test_the_guides_kernel_keeps_the_loads_of_its_source() -> None:
+    """What explain counts in the source is what the hardware does: 32 loads, 2 stores a tile."""
+    muld = next(each for each in guide.variants() if each.name == "Muld")
+    _, entry = compiler.compile_variant(muld, "sm_90a")
+    counts = entry["instructions"]
+    assert (counts["LDS"], counts["STS"], counts["FFMA"]) == (32, 2, 16)
+    assert (counts["LDG"], counts["STG"]) == (2, 1)
+    assert entry["static_shared_bytes"] == 2 * 16 * 16 * 4
 
 
 def test_a_spilling_kernel_is_refused() -> None:

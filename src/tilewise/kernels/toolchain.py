@@ -1,7 +1,8 @@
-"""What the compilers are asked to do, and what they say about it: Triton, numba-cuda, ptxas.
+"""What the compilers are asked to do, and what they say about it.
 
-Each needs no GPU and is imported only when called. Which kernels there are, and where their code
-goes, is `tilewise.kernels.compile`'s.
+Tile-level kernels go through Triton, thread-level ones through numba-cuda and nvJitLink. None needs
+a GPU, and each is imported only when called. Which kernels there are, and where their code goes, is
+`tilewise.kernels.compile`'s.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def source_key(variant: Variant, target: str) -> str:
 @lru_cache
 def compiler_version(compiler: str) -> str:
     """Return the names and versions of what compiles for ``compiler``."""
-    packages = ("numba-cuda", "triton") if compiler == "numba" else ("triton",)
+    packages = ("numba-cuda", "nvidia-nvjitlink") if compiler == "numba" else ("triton",)
     return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
 
 
@@ -273,22 +274,27 @@ def _triton_set_up() -> Iterator[Any]:
 
 
 def _compile_numba(variant: Variant, target: str) -> Made:
-    """Compile a thread-level kernel: numba-cuda makes PTX of it, and Triton's ptxas a cubin."""
+    """Compile a thread-level kernel: numba-cuda makes PTX of it, and nvJitLink a cubin.
+
+    nvJitLink and not ptxas, which merges neighbouring loads from shared memory: what `explain`
+    counts in the source is then what the hardware counts (docs/facts.md).
+    """
     cuda = _numba_cuda_or_refuse()
     ptx, _ = cuda.compile_ptx(
         _rebound(_plain(variant.function), cuda, {}),
         f"void({', '.join(variant.signature.values())})",
         cc=divmod(architecture(target), 10),
     )
-    # NVVM states the newest instruction set it knows, whatever is used. The assembler refuses the
-    # text if anything in it is newer than what it then states.
-    ptx = re.sub(r"^\.version \d+\.\d+", f".version {PTX_ISA}", ptx, count=1, flags=re.MULTILINE)
+    if target.startswith("compute_"):
+        # NVVM states the newest instruction set it knows, whatever is used; what needs a newer one
+        # than is stated here is refused by nvJitLink below.
+        ptx = re.sub(r"(?m)^\.version \d+\.\d+", f".version {PTX_ISA}", ptx, count=1)
     entry = re.search(r"\.visible \.entry (\w+)\(", ptx)
     assert entry is not None, "numba-cuda gave PTX without an entry"
     made = Made(
         entry=entry[1],
         ptx=ptx,
-        cubin=_assemble(ptx, target, fuse=True),
+        cubin=_link(ptx, target),
         warps=int(variant.options["num_warps"]),
     )
     for name, kind in variant.signature.items():
@@ -350,6 +356,14 @@ def _assemble(ptx: str, target: str, *, fuse: bool) -> bytes:
         if ran.returncode:
             raise KernelError(f"ptxas refused the code for {target}: {ran.stderr.strip()}")
         return result.read_bytes()
+
+
+def _link(ptx: str, target: str) -> bytes:
+    """Return the cubin that nvJitLink makes of PTX."""
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(arch=target.replace("compute_", "sm_"))
+    return bytes(Program(ptx, "ptx", options).compile("cubin").code)
 
 
 def _sizes(parameter: Mapping[str, Any]) -> list[int]:

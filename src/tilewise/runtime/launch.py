@@ -81,7 +81,7 @@ class Launch:
     index : int
         The device.
     grid : tuple of int
-        Blocks in x, y and z; with clusters, all their blocks.
+        Programs in x, y and z: blocks, or clusters of blocks for a kernel compiled for those.
     arguments : mapping of str to Argument
         One for each parameter of the kernel, by name: a number that never changes, `Number`,
         `Pointer` or `Tensor`.
@@ -113,7 +113,7 @@ class Launch:
         self._what = what
         self._lock = threading.Lock()
         self._context = int(primary_context(index))
-        self._grid = (*grid, *(1,) * (3 - len(grid)))
+        self._grid = (grid[0] * built.blocks, *grid[1:], *(1,) * (3 - len(grid)))
         self._block = tuple(block) if block is not None else (32 * built.warps,)
         self._block += (1,) * (3 - len(self._block))
         self._targets: list[list[_Target]] = []

@@ -61,7 +61,7 @@ def build(evidence: Evidence, verdicts: Sequence[Verdict]) -> Report:
         timeline=pictures.timeline(evidence, found),
         timeline_block=unravel(first, trial.grid),
         barriers_per_block=_barriers_per_block(evidence),
-        thread_map=thread_map(trial, first),
+        thread_map=thread_map(trial, first, evidence.followed(first)),
         certificate=evidence.partition.certificate,
         all_data=evidence.holds_for_all_data,
         data_dependence=evidence.data_dependence,

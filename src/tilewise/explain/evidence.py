@@ -6,20 +6,18 @@ of the arguments, and keeps what was seen in an :class:`Evidence`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from .. import simt
 from ..errors import KernelError, OptionError
 from ..simt.arguments import Geometry, bind
-from ..simt.events import Access, ArrayInfo, Barrier, Fault, Launch, Observer
+from ..simt.events import Access, ArrayInfo, Barrier, Fault, Launch
 from ..simt.hazards import BlockClass, Coverage, Found, Hazard, HazardWatch
 from ..simt.memory import HalfWarpRule
 from ..simt.occupancy import TARGETS, Target
@@ -27,14 +25,14 @@ from ..simt.program import Program
 from .classes import Partition, partition
 from .dataflow import Flow, analyse
 from .recorder import Recorder, SiteTotals
+from .story import Follower, follow
+from .trial import Trial, filled
 
 __all__ = ["MAX_STEPS", "Evidence", "gather"]
 
 #: Loop iterations of a group of blocks before a kernel is taken to be endless.
 MAX_STEPS = 200_000
 
-# Device memory is given out in multiples of 256 bytes.
-_ALIGNMENT = 256
 _HALF_WARPS: dict[str, HalfWarpRule] = {
     "sm_10": "1.0",
     "sm_11": "1.0",
@@ -43,34 +41,6 @@ _HALF_WARPS: dict[str, HalfWarpRule] = {
 }
 
 Dim = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A kernel with the arguments of one launch, to be run as often as wanted."""
-
-    program: Program
-    grid: Dim
-    block: Dim
-    arguments: dict[str, Any]
-    max_steps: int
-
-    def run(self, program: Program, parts: Partition, *observers: Observer) -> None:
-        """Run one block of each class, on arguments as they were given."""
-        simt.launch(
-            program,
-            self.grid,
-            self.block,
-            *_placed(program, self.arguments),
-            observer=_Together(observers),
-            blocks=parts.representatives,
-            max_steps=self.max_steps,
-        )
-
-    def run_block(self, block: int, *observers: Observer) -> None:
-        """Run one block."""
-        alone = Partition((BlockClass(block, np.array([block])),), "")
-        self.run(self.program, alone, *observers)
 
 
 @dataclass(eq=False)
@@ -86,6 +56,7 @@ class Evidence:
     hazards: list[Hazard]
     coverage: list[Coverage]
     _ablations: dict[int, Hazard | None] = field(default_factory=dict)
+    _followed: dict[int, Follower] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:
@@ -138,6 +109,12 @@ class Evidence:
         """What the places that touch an array add up to, in source order."""
         found = [t for t in self.recorder.totals.values() if t.array.name == name]
         return sorted((t for t in found if op in (None, t.op)), key=lambda t: t.site.id)
+
+    def followed(self, block: int) -> Follower:
+        """What one block does, thread by thread."""
+        if block not in self._followed:
+            self._followed[block] = follow(self.trial, block)
+        return self._followed[block]
 
     def reads_range(self, name: str) -> tuple[int, int] | None:
         """The least and the greatest number of reads of any element of a global array.
@@ -195,7 +172,7 @@ class Evidence:
             )
             found: Sequence[Hazard]
             try:
-                self.trial.run(program, self.partition, watch)
+                self.trial.run(program, self.partition.representatives, watch)
                 found = watch.hazards()
             except Found as first:
                 found = [first.hazard]
@@ -229,7 +206,7 @@ def gather(
         )
     extents = Geometry.of(grid, block)
     named = {
-        name: _filled(name, argument)
+        name: filled(name, argument)
         for name, argument in zip(program.parameters, arguments, strict=True)
     }
     bind(program, tuple(named.values()))
@@ -240,7 +217,7 @@ def gather(
         recorder = Recorder(parts.classes, half_warps=_HALF_WARPS.get(target))
         watch = HazardWatch(parts.classes, warp_sync=flow.warp_sync)
         reach = _Reach({site for site, seen in flow.sites.items() if seen.unbounded})
-        trial.run(program, parts, recorder, watch, reach)
+        trial.run(program, parts.representatives, recorder, watch, reach)
         strangers = reach.strangers(parts.classes)
         if not len(strangers):
             break
@@ -283,29 +260,6 @@ def _add_shifted(
     for shift, many in zip(where.tolist(), times.tolist(), strict=True):
         np.add.at(change, ends + shift, steps[ends] * many)
     total += np.cumsum(change[:-1])
-
-
-class _Together:
-    """Several observers as one; a fault is carried on from where all of them would."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
-
-    def on_launch(self, launch: Launch) -> None:
-        for observer in self._observers:
-            observer.on_launch(launch)
-
-    def on_access(self, access: Access) -> None:
-        for observer in self._observers:
-            observer.on_access(access)
-
-    def on_barrier(self, barrier: Barrier) -> None:
-        for observer in self._observers:
-            observer.on_barrier(barrier)
-
-    def on_fault(self, fault: Fault) -> bool:
-        answers = [observer.on_fault(fault) for observer in self._observers]
-        return all(answers)
 
 
 class _Reach:
@@ -353,81 +307,3 @@ class _Reach:
                 shift = each.shift(site)
                 found.append(each.members[(low + shift < 0) | (high + shift > room)])
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
-
-
-def _filled(name: str, argument: Any) -> Any:
-    """The argument, or an array of random numbers where only a shape and a dtype are given."""
-    if not isinstance(argument, tuple):
-        return argument
-    try:
-        shape, kind = argument
-        dtype = np.dtype(kind)
-        size = math.prod(shape)
-        filled = _aligned(size * dtype.itemsize).view(dtype).reshape(shape)
-    except (TypeError, ValueError) as error:
-        raise OptionError(
-            f"argument {name}={argument!r}: an array that is to be made up is given as "
-            f"(shape, dtype), such as ((64, 64), 'float32') ({error})"
-        ) from None
-    random = np.random.default_rng(0)
-    if dtype.kind == "f":
-        # In pieces, so that no second array of this size is needed.
-        flat = filled.reshape(-1)
-        for start in range(0, size, 1 << 20):
-            part = flat[start : start + (1 << 20)]
-            part[...] = random.standard_normal(len(part), dtype=np.float32)
-    else:
-        filled[...] = random.integers(0, 2, shape)
-    return filled
-
-
-def _placed(program: Program, arguments: dict[str, Any]) -> list[Any]:
-    """The arguments as a device would hold them: aligned, and written to without harm.
-
-    Views of one buffer stay views of one copy of it.
-    """
-    stores = [s for s in program.sites if s.kind in ("store", "atomic")]
-    anywhere = any(s.array is None or s.function != program.name for s in stores)
-    written = set(arguments) if anywhere else {s.array for s in stores}
-    roots: dict[int, tuple[int, int, bool]] = {}
-    for name, value in arguments.items():
-        if isinstance(value, np.ndarray) and value.ndim:
-            low, high = byte_bounds(value)
-            key = id(_root(value))
-            before = roots.get(key, (low, high, False))
-            touched = before[2] or name in written
-            roots[key] = min(low, before[0]), max(high, before[1]), touched
-    copies: dict[int, NDArray[np.uint8]] = {}
-    placed: list[Any] = []
-    for value in arguments.values():
-        if not isinstance(value, np.ndarray) or not value.ndim:
-            placed.append(value)
-            continue
-        root = _root(value)
-        low, high, touched = roots[id(root)]
-        start = byte_bounds(root)[0]
-        if not touched and start % _ALIGNMENT == 0:
-            placed.append(value)
-            continue
-        lead = (low - start) % _ALIGNMENT
-        if id(root) not in copies:
-            copies[id(root)] = _aligned(lead + high - low)
-        offset = lead + value.__array_interface__["data"][0] - low
-        copy = np.ndarray(value.shape, value.dtype, copies[id(root)], offset, value.strides)
-        copy[...] = value
-        placed.append(copy)
-    return placed
-
-
-def _root(array: NDArray[Any]) -> NDArray[Any]:
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
-def _aligned(nbytes: int) -> NDArray[np.uint8]:
-    """Fresh memory that begins at a multiple of what device memory is aligned to."""
-    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    lead = -memory.__array_interface__["data"][0] % _ALIGNMENT
-    # Through a memoryview, so that this and not the larger piece is the buffer of its views.
-    return np.frombuffer(memory.data, np.uint8, nbytes, lead)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from ..simt.hazards import Actor, Coverage, Hazard
 from .evidence import Evidence
 from .report import Finding, Place, Severity
+from .story import position
 
-__all__ = ["describe_hazard", "findings", "place", "position"]
-
-Dim = tuple[int, int, int]
+__all__ = ["describe_hazard", "findings", "place"]
 
 _VERBS = {"load": "reads", "store": "writes", "atomic": "updates", "barrier": "waits at"}
 
@@ -59,12 +58,6 @@ def place(actor: Actor) -> Place:
     return Place(site.line, site.text, actor.block, actor.thread, site.function)
 
 
-def position(dim: Dim, extent: Dim) -> str:
-    """(x, y, z) without the axes that the launch does not have."""
-    axes = max((i + 1 for i in range(3) if extent[i] > 1), default=1)
-    return f"({', '.join(map(str, dim[:axes]))})" if axes > 1 else str(dim[0])
-
-
 def _who(actor: Actor, evidence: Evidence) -> str:
     trial = evidence.trial
     thread = f"thread {position(actor.thread, trial.block)}"
@@ -103,10 +96,11 @@ def _race(hazard: Hazard, second: Actor, evidence: Evidence) -> tuple[Severity, 
         other = f"thread {position(second.thread, evidence.trial.block)}"
         message = (
             f"{_who(first, evidence)} {did} {element} on line {first.site.line}, and {other} "
-            f"{does} it {where}, with no barrier between: {hazard.kind} "
-            f"({_count(hazard.accesses, 'access' if hazard.accesses == 1 else 'accesse')} in "
-            f"{_count(hazard.blocks, 'block')})"
+            f"{does} it {where}, with no barrier between: {hazard.kind}"
         )
+        if hazard.accesses:
+            accesses = _count(hazard.accesses, "access" if hazard.accesses == 1 else "accesse")
+            message += f" ({accesses} in {_count(hazard.blocks, 'block')})"
         advice = _where_to_wait(first, second)
     if hazard.same_value:
         return "note", f"{message}; all write the same value, which does no harm here", advice

@@ -11,14 +11,13 @@ from .evidence import Evidence
 from .recorder import Request, SiteTotals
 from .report import BankMap, Finding, Interval, LaneWord, SectorMap, SectorUse
 
-__all__ = ["bank_maps", "sector_maps", "timeline"]
+__all__ = ["bank_map", "bank_maps", "sector_map", "sector_maps", "timeline"]
 
 
 def bank_maps(evidence: Evidence) -> tuple[BankMap, ...]:
     """The most costly request of each place that touches shared memory."""
-    banks = 16 if evidence.target.half_warps else memory.BANKS
     return tuple(
-        _bank_map(totals, totals.worst, evidence, banks)
+        bank_map(totals, totals.worst, evidence)
         for totals in evidence.recorder.totals.values()
         if totals.array.space == "shared" and totals.worst is not None
     )
@@ -27,7 +26,7 @@ def bank_maps(evidence: Evidence) -> tuple[BankMap, ...]:
 def sector_maps(evidence: Evidence) -> tuple[SectorMap, ...]:
     """The most wasteful request of each place that touches global memory."""
     return tuple(
-        _sector_map(totals, totals.worst, evidence)
+        sector_map(totals, totals.worst, evidence)
         for totals in evidence.recorder.totals.values()
         if totals.array.space == "global" and totals.worst is not None
     )
@@ -54,7 +53,9 @@ def timeline(evidence: Evidence, findings: tuple[Finding, ...]) -> tuple[Interva
     )
 
 
-def _bank_map(totals: SiteTotals, request: Request, evidence: Evidence, banks: int) -> BankMap:
+def bank_map(totals: SiteTotals, request: Request, evidence: Evidence) -> BankMap:
+    """One request of a place, lane by bank."""
+    banks = 16 if evidence.target.half_warps else memory.BANKS
     spans = _groups(request, evidence.target.half_warps)
     words: list[LaneWord] = []
     done = 0
@@ -128,7 +129,8 @@ def _bank_sentence(
     )
 
 
-def _sector_map(totals: SiteTotals, request: Request, evidence: Evidence) -> SectorMap:
+def sector_map(totals: SiteTotals, request: Request, evidence: Evidence) -> SectorMap:
+    """One request of a place, sector by sector."""
     array, width = totals.array, request.width
     sectors: dict[int, tuple[set[int], list[int]]] = {}
     for lane in np.flatnonzero(request.active).tolist():

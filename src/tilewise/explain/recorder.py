@@ -54,6 +54,8 @@ class SiteTotals:
     ``lanes`` counts accesses of threads, ``requests`` those of warps. ``cost`` is in the
     target's unit: wavefronts (steps) of shared memory, sectors (transactions) of global;
     ``histogram`` says how many requests cost how much. ``moved`` are the bytes that travel.
+    ``guide_cost`` and ``guide_ideal`` are by the rules of the guide's own hardware, whatever the
+    target: steps, and transactions as compute capability 1.0 has them.
     """
 
     site: Site
@@ -69,6 +71,8 @@ class SiteTotals:
     moved: int = 0
     source_cost: int = 0
     source_ideal: int = 0
+    guide_cost: int = 0
+    guide_ideal: int = 0
     histogram: Counter[int] = field(default_factory=Counter)
     worst: Request | None = None
     low: int = 0
@@ -265,16 +269,14 @@ class Recorder:
     ) -> dict[str, Ints]:
         """The fields of SiteTotals, for every request."""
         lanes = active.sum(axis=1)
+        halves = active.reshape(-1, 2, memory.LANES // 2).any(axis=2).sum(axis=1)
         columns = {"lanes": lanes, "requests": (lanes > 0).astype(np.int64)}
-        if self._half_warps is not None:
-            halves = active.reshape(-1, memory.LANES // 2).any(axis=1)
-            ideal = halves.reshape(-1, 2).sum(axis=1) * max(1, width // 4)
-            if space == "shared":
-                cost = memory.half_warp_steps(address, active, width, load=load)
-                return columns | {"cost": cost, "ideal": ideal, "conflicts": cost - ideal}
-            cost, moved = memory.half_warp_segments(address, active, width, rule=self._half_warps)
-            return columns | {"cost": cost, "ideal": np.minimum(ideal, cost), "moved": moved}
         if space == "shared":
+            steps = memory.half_warp_steps(address, active, width, load=load)
+            ideal = halves * max(1, width // 4)
+            columns |= {"guide_cost": steps, "guide_ideal": ideal}
+            if self._half_warps is not None:
+                return columns | {"cost": steps, "ideal": ideal, "conflicts": steps - ideal}
             shared = memory.shared_cost(address, active, width, load=load)
             return columns | {
                 "cost": shared.wavefronts,
@@ -284,15 +286,21 @@ class Recorder:
                 "source_ideal": shared.source_ideal,
                 "distinct_bytes": shared.bytes,
             }
-        moved_in = memory.global_cost(address, active, width)
+        strict, _ = memory.half_warp_segments(address, active, width, rule="1.0")
+        ideal = halves * max(1, width // 8)
+        columns |= {"guide_cost": strict, "guide_ideal": np.minimum(ideal, strict)}
+        if self._half_warps is not None:
+            cost, moved = memory.half_warp_segments(address, active, width, rule=self._half_warps)
+            return columns | {"cost": cost, "ideal": np.minimum(ideal, cost), "moved": moved}
+        sectors = memory.global_cost(address, active, width)
         return columns | {
-            "cost": moved_in.sectors,
-            "ideal": moved_in.ideal_sectors,
-            "lines": moved_in.lines,
-            "distinct_bytes": moved_in.bytes,
-            "moved": moved_in.sectors * memory.SECTOR_BYTES,
-            "source_cost": moved_in.sectors,
-            "source_ideal": moved_in.ideal_sectors,
+            "cost": sectors.sectors,
+            "ideal": sectors.ideal_sectors,
+            "lines": sectors.lines,
+            "distinct_bytes": sectors.bytes,
+            "moved": sectors.sectors * memory.SECTOR_BYTES,
+            "source_cost": sectors.sectors,
+            "source_ideal": sectors.ideal_sectors,
         }
 
     @staticmethod

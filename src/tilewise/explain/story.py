@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from ..errors import OptionError
 from ..simt.events import Access, ArrayInfo, Barrier, Fault, Launch
 from ..simt.hazards import elements_at, unravel
-from .evidence import Trial
-from .findings import position
 from .report import ThreadMap, ThreadStory
+from .trial import Trial
 
-__all__ = ["Box", "Follower", "thread_map", "thread_story"]
+__all__ = ["Box", "Follower", "follow", "position", "thread_map", "thread_story"]
 
 Dim = tuple[int, int, int]
 Box = tuple[tuple[int, int], ...]
@@ -73,9 +72,8 @@ class Follower:
         table[array.name] += active
 
 
-def thread_map(trial: Trial, block: int) -> ThreadMap | None:
+def thread_map(trial: Trial, block: int, follower: Follower) -> ThreadMap | None:
     """Which element of the output each thread of a block writes; None if it writes none."""
-    follower = _follow(trial, block)
     if not follower.writes:
         return None
     # The output is the array that most threads write.
@@ -102,7 +100,7 @@ def thread_story(trial: Trial, block: Dim, thread: Dim) -> ThreadStory:
     for what, at, extent in (("block", block, trial.grid), ("thread", thread, trial.block)):
         if any(not 0 <= i < n for i, n in zip(at, extent, strict=True)):
             raise OptionError(f"{what}={at} is not in this launch, which has {extent}")
-    follower = _follow(trial, _linear(block, trial.grid))
+    follower = follow(trial, _linear(block, trial.grid))
     number = _linear(thread, trial.block)
     writes = {
         name: tuple(by_thread[number])
@@ -123,10 +121,17 @@ def thread_story(trial: Trial, block: Dim, thread: Dim) -> ThreadStory:
     )
 
 
-def _follow(trial: Trial, block: int) -> Follower:
+def follow(trial: Trial, block: int) -> Follower:
+    """Run one block and see what it does."""
     follower = Follower()
-    trial.run_block(block, follower)
+    trial.run(trial.program, [block], follower)
     return follower
+
+
+def position(dim: Dim, extent: Dim) -> str:
+    """(x, y, z) without the axes that the launch does not have."""
+    axes = max((i + 1 for i in range(3) if extent[i] > 1), default=1)
+    return f"({', '.join(map(str, dim[:axes]))})" if axes > 1 else str(dim[0])
 
 
 def _linear(at: Dim, extent: Dim) -> int:

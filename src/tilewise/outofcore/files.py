@@ -322,7 +322,7 @@ def open_npy(path: str | os.PathLike[str], name: str) -> NpyFile:
         shape, dtype, is_fortran, offset = _read_header(file, status.st_size, label)
         if raw is not None:
             dtype = _reinterpreted(dtype, raw, label)
-        if dtype.kind == "V" and dtype.names is None and dtype.itemsize <= 2:
+        if dtype.type is np.void and dtype.names is None and dtype.itemsize <= 2:
             example = "bfloat16" if dtype.itemsize == 2 else "float8_e4m3fn"
             raise DTypeError(
                 f"{label} has raw {dtype.itemsize}-byte elements, as .npy files keep bfloat16 and "
@@ -437,7 +437,8 @@ def _kind_of(start: bytes) -> str:
 def _reinterpreted(stored: np.dtype[Any], raw: np.dtype[Any], label: str) -> np.dtype[Any]:
     if stored == raw:
         return stored
-    if stored.kind not in "Viu" or stored.itemsize != raw.itemsize or not stored.isnative:
+    is_raw = stored.type is np.void or stored.kind in "iu"
+    if not is_raw or stored.itemsize != raw.itemsize or not stored.isnative:
         raise DTypeError(f"{label} holds {stored}, whose elements are not raw {raw}")
     return raw
 

@@ -11,7 +11,6 @@ reads the result::
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import importlib
 import inspect
@@ -359,6 +358,8 @@ def _write(path: Path, data: bytes) -> None:
 @contextmanager
 def _locked(place: Path) -> Iterator[None]:
     """Hold a family's folder against other builds."""
+    import fcntl  # there is none on Windows, where nothing is built
+
     with open(place / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

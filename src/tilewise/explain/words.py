@@ -5,15 +5,17 @@ Nothing here is worked out anew: it is chosen from a :class:`~.report.Report` an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .report import Dim, Finding, Place, Report, SiteRow
+from .report import Dim, Finding, Place, Report, SiteRow, Verdict
 
 __all__ = [
     "Headline",
     "Marked",
+    "asides",
     "at",
     "bytes_of",
     "count",
@@ -25,6 +27,7 @@ __all__ = [
     "percent",
     "ratio",
     "sentence",
+    "usual_scope",
     "wasteful",
     "who",
 ]
@@ -33,10 +36,25 @@ Tone = Literal["good", "bad", "unsure"]
 
 # Lines of source that an excerpt shows before it leaves some out.
 _EXCERPT = 9
-_VERBS = {
-    "read-after-write": ("writes", "reads"),
-    "write-after-read": ("reads", "writes"),
-    "write-after-write": ("writes", "writes"),
+# What the first and the second thread of a finding do to the element.
+_DOES = {
+    "read-after-write": ("writes {}", "reads {}"),
+    "write-after-read": ("reads {}", "writes {}"),
+    "write-after-write": ("writes {}", "writes {}"),
+    "out of range": ("is out of range at {}", ""),
+    "uninitialised read": ("reads {}, which nobody wrote", ""),
+    "exit before barrier": ("has returned and never gets here", ""),
+    "barrier divergence": ("does not get here", ""),
+}
+# The kinds of error as clauses.
+_CLAUSES = {
+    "read-after-write": "threads race on {} (read-after-write)",
+    "write-after-read": "threads race on {} (write-after-read)",
+    "write-after-write": "threads race on {} (write-after-write)",
+    "out of range": "{} accessed out of range",
+    "uninitialised read": "{} read before being written",
+    "exit before barrier": "threads return before a barrier",
+    "barrier divergence": "not all threads meet at a barrier",
 }
 
 
@@ -52,11 +70,11 @@ class Headline:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A line of an excerpt; ``mark`` is what happens there. ``number`` 0 stands for lines left out."""
+    """A line of an excerpt; ``marks`` is what happens there. Number 0 stands for lines left out."""
 
     number: int
     text: str
-    mark: str = ""
+    marks: tuple[str, ...] = ()
 
 
 def headline(report: Report) -> Headline:
@@ -66,7 +84,7 @@ def headline(report: Report) -> Headline:
     refuted = [v for v in decisive if v.outcome == "REFUTED"]
     unchecked = [v for v in decisive if v.outcome == "NOT CHECKED"]
     if errors:
-        return Headline("WRONG", "✘", "bad", f"{_kinds(errors)}")
+        return Headline("WRONG", "✘", "bad", _clauses(errors))
     if refuted:
         said = f"{len(refuted)} of {_plural(len(decisive), 'claim')} refuted: {refuted[0].claim}"
         return Headline("REFUTED", "✘", "bad", said)
@@ -91,13 +109,12 @@ def main_finding(report: Report) -> Finding | None:
 def excerpt(report: Report, finding: Finding) -> list[Marked]:
     """The lines of source that a finding is about, with what each thread does there."""
     marks: dict[int, list[str]] = {}
-    does, did = _VERBS.get(finding.kind, ("", ""))
     element = "" if finding.element is None else at(finding.array or "", finding.element)
     known = {line.number: line.text for line in report.source}
     places = [p for p in (finding.first, finding.second) if p is not None and p.line in known]
     for number, place in enumerate(places, 1):
-        verb = (does, did)[number - 1] or _DOES.get(finding.kind, "is here")
-        said = f"{who(place, report)} {verb} {element}".rstrip()
+        does = _DOES.get(finding.kind, ("is here", "is here"))[number - 1].format(element)
+        said = f"{who(place, report)} {does}"
         marks.setdefault(place.line, []).append(f"{number}. {said}" if len(places) > 1 else said)
     if not marks:
         return []
@@ -110,17 +127,9 @@ def excerpt(report: Report, finding: Finding) -> list[Marked]:
     for before, number in zip([shown[0], *shown], shown, strict=False):
         if number > before + 1:
             lines.append(Marked(0, "⋮"))
-        lines.append(Marked(number, known[number], "; ".join(marks.get(number, ()))))
+        lines.append(Marked(number, known[number], tuple(marks.get(number, ()))))
     indent = min(len(m.text) - len(m.text.lstrip()) for m in lines if m.number and m.text.strip())
-    return [Marked(m.number, m.text[indent:] if m.number else m.text, m.mark) for m in lines]
-
-
-_DOES = {
-    "out of range": "is out of range at",
-    "uninitialised read": "reads, though nobody wrote it,",
-    "exit before barrier": "has returned and never gets here",
-    "barrier divergence": "does not get here",
-}
+    return [Marked(m.number, m.text[indent:] if m.number else m.text, m.marks) for m in lines]
 
 
 def who(place: Place, report: Report) -> str:
@@ -134,6 +143,26 @@ def wasteful(report: Report) -> list[SiteRow]:
     """The places that cost more than the least there could be, worst first."""
     found = [site for site in report.sites if site.cost > site.ideal]
     return sorted(found, key=lambda site: site.ideal - site.cost)
+
+
+def usual_scope(verdicts: Sequence[Verdict]) -> str:
+    """The scope that most proved claims share, so that it need not be said of each."""
+    scopes = Counter(v.scope for v in verdicts if v.outcome == "PROVED" and v.scope)
+    return max(scopes, key=lambda scope: scopes[scope], default="")
+
+
+def asides(verdict: Verdict, usual: str) -> list[str]:
+    """What is said of a claim beside it: form, line, and a scope other than the usual one."""
+    said: list[str] = []
+    if verdict.form is not None:
+        said.append(verdict.form)
+    if verdict.line is not None:
+        said.append(f"line {verdict.line}")
+    if not verdict.decides_exit:
+        said.append("for information")
+    if verdict.scope and (verdict.scope != usual or verdict.outcome != "PROVED"):
+        said.append(verdict.scope)
+    return said
 
 
 def launch(report: Report) -> str:
@@ -185,16 +214,22 @@ def sentence(text: str) -> str:
     return ended[0].upper() + ended[1:]
 
 
-def _kinds(errors: Sequence[Finding]) -> str:
-    """``read-after-write on As and Bs; 2 reads out of range of A``."""
-    arrays: dict[str, list[str]] = {}
+def _clauses(errors: Sequence[Finding]) -> str:
+    """``threads race on As and Bs (read-after-write)``, and so on for each kind of error."""
+    arrays: dict[str, dict[str, None]] = {}
     for finding in errors:
-        names = arrays.setdefault(finding.kind, [])
-        if finding.array and finding.array not in names:
-            names.append(finding.array)
-    return "; ".join(
-        f"{kind} on {' and '.join(names)}" if names else kind for kind, names in arrays.items()
+        arrays.setdefault(finding.kind, {})[finding.array or "memory"] = None
+    clauses = (
+        _CLAUSES.get(kind, f"{kind} on {{}}").format(_listed(names))
+        for kind, names in arrays.items()
     )
+    return "; ".join(clauses)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """``A, B and C``."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _index(dim: Dim, of: Dim) -> str:

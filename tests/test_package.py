@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tilewise
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +33,8 @@ def test_import_brings_numpy_and_nothing_heavy() -> None:
     program = """
 import sys, numpy
 before = set(sys.modules)
+import pytest
+
 import tilewise
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(new - set(sys.stdlib_module_names) - {"numpy", "tilewise"}))
@@ -57,3 +61,16 @@ def test_no_module_outgrows_its_room() -> None:
         for path in (ROOT / "src").rglob("*.py")
     }
     assert {str(path): size for path, size in sizes.items() if size > 600} == {}
+
+
+def test_explain_is_the_function_whatever_was_imported_first() -> None:
+    for first in ("import tilewise.explain", "from tilewise.explain import claims", "pass"):
+        program = f"{first}\nimport tilewise as tw\nfrom tilewise.explain import claims\n"
+        program += "assert callable(tw.explain) and claims.guide\n"
+        subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_names_that_are_imported_later_are_listed_and_found() -> None:
+    assert set(dir(tilewise)) >= EXPORTED
+    with pytest.raises(AttributeError, match="no attribute 'multiply'"):
+        tilewise.multiply  # noqa: B018

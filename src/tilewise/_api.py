@@ -200,7 +200,7 @@ def _plan_for(
         precision,
         None if memory is None else _memory.parse_budget(memory),
         None if devices is None else _device_names(devices),
-        bool(verify),
+        _switch(verify, "verify"),
     )
 
 
@@ -291,6 +291,15 @@ def _scalar(value: Any, name: str, compute: np.dtype[Any]) -> Any:
     if compute.kind in "iu":  # integers wrap, and so does what they are scaled by
         return (int(number) + 2**63) % 2**64 - 2**63
     return number[()]
+
+
+def _switch(value: Any, name: str) -> bool:
+    """Return an on-off option; text such as "false" would silently switch it on."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, (int, np.bool_)) and value in (0, 1):
+        return bool(value)
+    raise OptionError(f"{name}={value!r} is not True or False")
 
 
 def _device_names(devices: Any) -> tuple[str, ...]:

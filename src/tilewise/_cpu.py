@@ -8,8 +8,6 @@ time while they are small, and broadcast operands are never expanded.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .numerics import limbs
+from .outofcore.schedule import batch_slices, pick
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -105,13 +104,10 @@ def _by_panels(plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epil
 
 
 def _by_tiles(plan: Plan, tiles: Tiles, a: Array, b: Array, c: Array, epilogue: Epilogue) -> None:
-    depth = len(plan.batch) + 2
-    a = a[(np.newaxis,) * (depth - a.ndim)]
-    b = b[(np.newaxis,) * (depth - b.ndim)]
-    for at in _batch_slices(plan.batch, plan.matrices_at_once):
-        a_some, b_some, c_some = _pick(a, at), _pick(b, at), c[at]
+    for at in batch_slices(plan.batch, plan.matrices_at_once):
+        a_some, b_some = a[pick(at, a.shape[:-2])], b[pick(at, b.shape[:-2])]
         for rows, columns in tiles:
-            c_tile = c_some[..., rows, columns]
+            c_tile = c[at][..., rows, columns]
             total = new_sum(plan, c_tile.shape)
             for i, piece in enumerate(tiles.pieces()):
                 add_product(
@@ -122,25 +118,6 @@ def _by_tiles(plan: Plan, tiles: Tiles, a: Array, b: Array, c: Array, epilogue: 
                     is_first=i == 0,
                 )
             finish(plan, total, c_tile, epilogue)
-
-
-def _batch_slices(batch: tuple[int, ...], at_once: int) -> Iterator[tuple[slice, ...]]:
-    """Yield slices of the batch axes that hold at most ``at_once`` matrices each."""
-    steps = []
-    for size in reversed(batch):  # the innermost matrices are next to each other in memory
-        steps.append(max(min(size, at_once), 1))
-        at_once //= steps[-1]
-    yield from itertools.product(
-        *(
-            [slice(start, min(start + step, size)) for start in range(0, size, step)]
-            for size, step in zip(batch, reversed(steps), strict=True)
-        )
-    )
-
-
-def _pick(x: Array, at: tuple[slice, ...]) -> Array:
-    """Return the matrices of a batch slice; an axis of length 1 serves every slice."""
-    return x[tuple(s if size != 1 else slice(None) for s, size in zip(at, x.shape, strict=False))]
 
 
 def _converted(panel: Array, dtype: np.dtype[Any]) -> Array:

@@ -171,30 +171,33 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        size = _memory.format_bytes
         lines = [
             f"product    {self.a} @ {self.b} -> {self.shape} {self.dtype}",
             f"runs on    {self.device}" + (f", {self.threads}" if self.threads else ""),
             f"method     {self.method}, sums in {self.compute_dtype}",
-        ]
-        if self.tiles is not None:
-            t = self.tiles
-            lines.append(
-                f"tiles      {t.tile_m} x {t.tile_n} of C, {t.tile_k} of K at a time; "
-                f"{t.count * math.prod(self.batch)} in all"
-            )
-        lines += [
-            f"memory     holds {size(self.held_bytes)} (workspace {size(self.workspace_bytes)})",
-            f"moves      {size(self.moved_bytes)}: operands read once, result written once",
+            *(self._in_memory() if self.schedule is None else [str(self.schedule)]),
             f"error      {self.bound.text}",
             f"bits       {self.bits}",
         ]
-        if self.schedule is not None:
-            lines.append(str(self.schedule))
         if self.verify:
             lines.append("verify     the result is checked before it is returned")
         lines += [("why        " if i == 0 else "           ") + w for i, w in enumerate(self.why)]
         return "\n".join(lines)
+
+    def _in_memory(self) -> list[str]:
+        size = _memory.format_bytes
+        lines = [
+            f"memory     holds {size(self.held_bytes)} (workspace {size(self.workspace_bytes)})",
+            f"moves      {size(self.moved_bytes)}: operands read once, result written once",
+        ]
+        if self.tiles is not None:
+            t = self.tiles
+            lines.insert(
+                0,
+                f"tiles      {t.tile_m} x {t.tile_n} of C, {t.tile_k} of K at a time; "
+                f"{t.count * math.prod(self.batch)} in all",
+            )
+        return lines
 
 
 def make_plan(

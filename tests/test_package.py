@@ -33,8 +33,6 @@ def test_import_brings_numpy_and_nothing_heavy() -> None:
     program = """
 import sys, numpy
 before = set(sys.modules)
-import pytest
-
 import tilewise
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(new - set(sys.stdlib_module_names) - {"numpy", "tilewise"}))

@@ -134,19 +134,15 @@ class Evidence:
         if array.space != "global" or not array.nbytes or not _is_packed(array):
             return None
         total = np.zeros(size, np.int64)
-        sites = [t.site.id for t in self.touching(name) if t.op != "store"]
-        for block, counts in self.recorder.touched.get((name, "load"), {}).items():
+        classes = {c.representative: c for c in self.partition.classes}
+        for (block, site), counts in self.recorder.loaded.get(name, {}).items():
             if len(counts) != size:
                 return None
             if block < 0:
                 total += counts
-                continue
-            crowd = next(c for c in self.partition.classes if c.representative == block)
-            shifts = {crowd.shift(site).tobytes() for site in sites}
-            if len(shifts) > 1:
-                return None
-            shift = crowd.shift(sites[0]) // array.dtype.itemsize
-            _add_shifted(total, counts, shift)
+            else:
+                shift = classes[block].shift(site) // array.dtype.itemsize
+                _add_shifted(total, counts, shift)
         return total.reshape(array.shape)
 
     def blocks_apart(self) -> Iterable[tuple[BlockClass, NDArray[np.int64]]]:

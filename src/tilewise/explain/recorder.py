@@ -124,9 +124,9 @@ class Recorder:
         #: Barriers that blocks pass, by site.
         self.barriers: Counter[int] = Counter()
         self.timeline: list[Step] = []
-        #: By array and "load" or "store": how often each element is touched, for each block
-        #: that stands for others, and under -1 for all the rest together.
-        self.touched: dict[tuple[str, str], dict[int, NDArray[np.int32]]] = {}
+        #: By array: how often each element is loaded, for each block that stands for others
+        #: and each site, and under (-1, -1) for all the rest together.
+        self.loaded: dict[str, dict[tuple[int, int], NDArray[np.int32]]] = {}
 
     def on_launch(self, launch: Launch) -> None:
         self.launch = launch
@@ -149,7 +149,8 @@ class Recorder:
         address = access.offset + array.base
         self._add(totals, access.blocks, address, access.active, width)
         if array.space == "global":
-            self._touch(access)
+            if access.op != "store":
+                self._load(access)
         elif load and self._half_warps is None:
             merge = self._merges.setdefault((site.id, array.name), _Merge())
             for whole in merge.take(access.blocks, access.interval, address, access.active, width):
@@ -308,27 +309,23 @@ class Recorder:
         for name, amount in zip(cost.names, (weights @ cost.sums).tolist(), strict=True):
             setattr(totals, name, getattr(totals, name) + amount)
         for value, amount in zip(cost.values, (weights @ cost.counts).tolist(), strict=True):
-            totals.histogram[value] += amount
+            if amount:
+                totals.histogram[value] += amount
 
-    def _touch(self, access: Access) -> None:
-        """Count how often each element of a global array is read and written."""
+    def _load(self, access: Access) -> None:
+        """Count how often each element of a global array is read."""
         array = access.array
         size = -(-array.nbytes // array.dtype.itemsize)
         start = access.offset + (array.base - lowest_address(array))
-        atomic = access.op not in ("load", "store")
-        for op in ("load", "store"):
-            if access.op != op and not atomic:
-                continue
-            counts = self.touched.setdefault((array.name, op), {})
-            for rows, key in self._crowds(access.blocks):
-                if key not in counts:
-                    if (len(counts) + 1) * size > _TOUCHED:
-                        counts[key] = np.zeros(0, np.int32)
-                    else:
-                        counts[key] = np.zeros(size, np.int32)
-                if len(counts[key]):
-                    slots = start[rows][access.active[rows]] // array.dtype.itemsize
-                    np.add.at(counts[key], slots, 1)
+        counts = self.loaded.setdefault(array.name, {})
+        for rows, crowd in self._crowds(access.blocks):
+            key = (crowd, -1 if crowd < 0 else access.site.id)
+            if key not in counts:
+                kept = 0 if (len(counts) + 1) * size > _TOUCHED else size
+                counts[key] = np.zeros(kept, np.int32)
+            if len(counts[key]):
+                slots = start[rows][access.active[rows]] // array.dtype.itemsize
+                np.add.at(counts[key], slots, 1)
 
     def _crowds(self, blocks: Ints) -> list[tuple[Any, int]]:
         """The rows of an event by what they stand for: each crowd's own, and -1 for all others."""

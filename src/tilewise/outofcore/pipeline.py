@@ -27,6 +27,7 @@ from .schedule import (
     Schedule,
     Side,
     Step,
+    Tiles,
     choose_schedule,
     least_budget,
     whole_schedule,
@@ -154,6 +155,7 @@ def plan_files(
     plan = _api.plan(
         a, b, dtype=dtype, devices=devices, precision=precision, verify=verify, out=True
     )
+    plan = replace(plan, a=replace(plan.a, where="file"), b=replace(plan.b, where="file"))
     job = _job(plan)
     work = math.prod(plan.batch) * plan.m * plan.n * plan.k
     result_bytes = math.prod(plan.shape) * plan.dtype.itemsize
@@ -257,31 +259,42 @@ def _multiply_tiles(
 ) -> None:
     inner = schedule.inner
     flops = 0
-    total: Array | None = None
+    sums: Array | None = None
     for step in schedule.steps():
         a_panel, b_panel = inbox.take()
         if step.is_first:
-            total = None  # its memory goes before the next is taken
-            total = _cpu.new_sum(plan, _shape(step.c))
-        assert total is not None
-        cut = replace(inner, m=total.shape[-2], n=total.shape[-1], k=a_panel.shape[-1])
-        for rows, columns in cut:
-            part = total[..., rows, columns]
-            for i, piece in enumerate(cut.pieces()):
-                _cpu.add_product(
-                    plan,
-                    part,
-                    a_panel[..., rows, piece],
-                    b_panel[..., piece, columns],
-                    is_first=step.is_first and i == 0,
-                )
+            sums = None  # its memory goes before the next is taken
+            sums = _cpu.new_sum(plan, _shape(step.c))
+        assert sums is not None
+        cut = replace(inner, m=sums.shape[-2], n=sums.shape[-1], k=a_panel.shape[-1])
+        for tile in cut:
+            _add_tile(plan, step, cut, tile, sums, a_panel, b_panel)
             if step.is_last:
-                outbox.put(
-                    (*step.c[:-2], _within(step.c[-2], rows), _within(step.c[-1], columns)), part
-                )
-        flops += 2 * total.size * cut.k
+                outbox.put(step, tile, sums)
+        flops += 2 * sums.size * cut.k
         report(Progress(flops, schedule.flops, inbox.read_bytes, outbox.written_bytes))
     outbox.close()
+
+
+def _add_tile(
+    plan: Plan,
+    step: Step,
+    cut: Tiles,
+    tile: tuple[slice, slice],
+    sums: Array,
+    a_panel: Array,
+    b_panel: Array,
+) -> None:
+    """Add the product of two panels to a part of the sums, piece by piece of K."""
+    rows, columns = tile
+    for i, piece in enumerate(cut.pieces()):
+        _cpu.add_product(
+            plan,
+            sums[..., rows, columns],
+            a_panel[..., rows, piece],
+            b_panel[..., piece, columns],
+            is_first=step.is_first and i == 0,
+        )
 
 
 class _Inbox:
@@ -338,13 +351,16 @@ class _Outbox:
         self._buffers = [np.empty(size, plan.dtype) for _ in range(2)]
         self._pending: deque[Future[None]] = deque()
 
-    def put(self, box: Box, sums: Array) -> None:
-        """Round finished sums into a buffer and send it to its place in the file."""
+    def put(self, step: Step, tile: tuple[slice, slice], sums: Array) -> None:
+        """Round a finished part of the sums into a buffer and send it to its place in the file."""
         if len(self._pending) == len(self._buffers):
             self._pending.popleft().result()
         self._buffers.reverse()
-        values = self._buffers[0][: sums.size].reshape(sums.shape)
-        _cpu.finish(self._plan, sums, values)
+        rows, columns = tile
+        part = sums[..., rows, columns]
+        values = self._buffers[0][: part.size].reshape(part.shape)
+        _cpu.finish(self._plan, part, values)
+        box = (*step.c[:-2], _within(step.c[-2], rows), _within(step.c[-1], columns))
         self._pending.append(self._writing.submit(self._output.write, box, values))
         self.written_bytes += values.nbytes
 
@@ -357,7 +373,8 @@ class _Outbox:
 def _verify(plan: Plan, a: NpyFile, b: NpyFile, output: NpyOutput) -> None:
     from ..numerics.check import check
 
-    found = check(a.mapped(), b.mapped(), output.mapped().reshape(plan.shape))
+    result = output.mapped().reshape(plan.shape)
+    found = check(a.mapped(), b.mapped(), result, bound=plan.bound)
     if not found:
         raise CheckError(f"verify=True found a wrong result, which was not written: {found}")
 

@@ -46,7 +46,10 @@ _HALF_RATE_TILE = 64  # side of a tile at which BLAS takes twice as long as it s
 #: Nothing is cut to fit into less.
 _LEAST_BUDGET = 64 << 10
 
-#: More workspace than this gains nothing: BLAS is at its full rate on tiles that fit into it.
+#: What the temporary arrays of a step get of a budget, so that BLAS is called on large tiles;
+#: beyond some size larger ones gain little, and beyond another nothing.
+_WORKSPACE_SHARE = 1 / 4
+_ENOUGH_WORKSPACE = 64 << 20
 _LARGEST_WORKSPACE = 128 << 20
 
 
@@ -376,7 +379,7 @@ def least_budget(job: Job) -> int:
     """Return the bytes that the smallest schedule takes, its workspace included."""
     m, n, k = (min(size, _LEAST_TILE) for size in (job.m, job.n, job.k))
     held = 2 * k * (m * job.a.itemsize + n * job.b.itemsize) + m * n * job.sum_itemsize
-    return max(math.ceil(held / (1 - _workspace_share(job))), _LEAST_BUDGET)
+    return max(math.ceil(held / (1 - _WORKSPACE_SHARE)), _LEAST_BUDGET)
 
 
 def choose_tiles(
@@ -482,7 +485,7 @@ class _Slots:
 
 def _schedules_within(job: Job, budget_bytes: int) -> Iterator[Schedule]:
     """Yield the candidates of `choose_schedule`: for all else given, the largest tile that fits."""
-    workspace = int(min(budget_bytes * _workspace_share(job), _LARGEST_WORKSPACE))
+    workspace = int(min(budget_bytes * _WORKSPACE_SHARE, _ENOUGH_WORKSPACE))
     spare = 0 if math.prod(job.batch) == 1 else 1  # the next matrix is read before this one is done
     for order, tile_k in itertools.product(("rows", "columns"), _sizes(job.k)):
         outer, inner = (job.a, job.b) if order == "rows" else (job.b, job.a)
@@ -554,11 +557,6 @@ def _many_matrices(job: Job, budget_bytes: int) -> Schedule | None:
         budget_bytes=budget_bytes,
         at_once=at_once,
     )
-
-
-def _workspace_share(job: Job) -> float:
-    """Return the part of a budget that temporary arrays get: more where panels are converted."""
-    return 1 / 4 if job.panel_bytes else 1 / 8
 
 
 def _sizes(size: int) -> list[int]:

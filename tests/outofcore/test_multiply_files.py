@@ -1,0 +1,435 @@
+"""multiply_files: right for every type and order, within its budget, all or nothing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.support import COMPLEX, FLOATS, INTEGERS, small_integers, within_bound
+from tilewise import _cpu
+from tilewise.errors import (
+    BudgetError,
+    CheckError,
+    DeviceError,
+    DTypeError,
+    FileError,
+    OptionError,
+    ShapeError,
+)
+from tilewise.outofcore.pipeline import Progress, multiply_files, plan_files
+
+#: What ufuncs on strided arrays take for themselves: 8192 elements for each operand.
+NUMPYS_OWN = 256 << 10
+
+NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+class Folder:
+    """Operands saved, products loaded, and the look at what is left behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def save(self, name: str, array: Any) -> str:
+        np.save(self.path / name, array)
+        raw = f":{array.dtype.name}" if array.dtype.isbuiltin == 2 else ""
+        return f"{self.path / name}{raw}"
+
+    def multiply(self, a: Any, b: Any, **options: Any) -> tuple[Any, Any]:
+        plan = multiply_files(
+            self.save("a.npy", a), self.save("b.npy", b), self.path / "c.npy", **options
+        )
+        c = np.load(self.path / "c.npy")
+        return plan, c.view(plan.dtype) if c.dtype.kind == "V" else c
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.path.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS, *COMPLEX, *INTEGERS, *NARROW, "longdouble", ">f4", ">i2", ">c16", "bool"]
+)
+def test_tiles_of_every_type_and_order(
+    folder: Folder, rng: np.random.Generator, dtype: str, orders: Any
+) -> None:
+    element = np.dtype(getattr(ml_dtypes, dtype) if dtype in NARROW else dtype)
+    # Sums stay exact in every type but float8, whose product is float32, and integers, which wrap.
+    low, high = (-90, 90) if element.kind in "iu" else (-1, 1)
+    a = small_integers(rng, (131, 257), element, low, high)
+    b = small_integers(rng, (257, 199), element, low, high)
+    a, b = (np.asarray(x, order=order) for x, order in zip((a, b), orders, strict=True))
+    plan, c = folder.multiply(a, b, memory="1MiB" if a.itemsize > 8 else "400KiB")
+    assert not plan.schedule.is_whole
+    if element.kind in "iub":
+        expected = (a @ b).astype(plan.dtype)  # NumPy's own loop, not BLAS
+    else:
+        wide = np.complex128 if element.kind == "c" else np.float64
+        expected = (a.astype(wide) @ b.astype(wide)).astype(plan.dtype)
+    assert c.dtype == plan.dtype == expected.dtype
+    assert np.array_equal(c, expected)
+
+
+@pytest.mark.parametrize("memory", ["200KiB", "1MiB", "100MiB"])
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    [
+        ((300,), (300, 2000)),
+        ((20000, 3), (3,)),
+        ((70000,), (70000,)),
+        ((5, 1, 90, 80), (6, 80, 70)),
+        ((40, 5, 30, 20), (40, 1, 20, 25)),
+        ((200, 30, 20), (20, 25)),
+        ((3, 150, 160), (160, 140)),
+        ((150, 160), (3, 160, 140)),
+        ((1, 1), (1, 1)),
+        ((300, 0), (0, 300)),
+        ((0, 300), (300, 300)),
+        ((3, 0, 5), (5, 2)),
+    ],
+)
+def test_shapes_are_those_of_matmul(
+    folder: Folder, rng: np.random.Generator, a_shape: Any, b_shape: Any, memory: str
+) -> None:
+    for dtype, order in itertools.product(("float32", "int16"), "CF"):
+        a = np.asarray(small_integers(rng, a_shape, dtype), order=order)  # type: ignore[call-overload]
+        b = small_integers(rng, b_shape, dtype)
+        _, c = folder.multiply(a, b, memory=memory)
+        expected = np.matmul(a, b)
+        assert (c.shape, c.dtype) == (expected.shape, expected.dtype)
+        assert np.array_equal(c, expected)
+
+
+def test_float_sums_stay_within_the_bound(folder: Folder, rng: np.random.Generator) -> None:
+    for dtype, unit, out_unit in (
+        (np.float32, 2.0**-24, 0.0),
+        (np.complex64, 2.0**-24, 0.0),
+        (np.float16, 2.0**-24, 2.0**-11),
+        (ml_dtypes.bfloat16, 2.0**-24, 2.0**-8),
+    ):
+        a = rng.standard_normal((150, 3000)).astype(dtype)
+        b = rng.standard_normal((3000, 120)).astype(dtype)
+        plan, c = folder.multiply(a, b, memory="400KiB")
+        assert plan.schedule.piece_count > 1
+        assert within_bound(c, a, b, unit, out_unit)
+
+
+def test_what_fits_has_the_bits_of_matmul(folder: Folder, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((300, 200)).astype(np.float32)
+    b = np.asfortranarray(rng.standard_normal((200, 100)).astype(np.float32))
+    plan, c = folder.multiply(a, b, memory="10MiB")
+    assert plan.schedule.is_whole
+    assert c.tobytes() == np.matmul(a, b).tobytes()
+
+
+def test_the_same_plan_has_the_same_bits(folder: Folder, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((300, 900)).astype(np.float32)
+    b = rng.standard_normal((900, 200)).astype(np.float32)
+    (one, c), (other, d) = (folder.multiply(a, b, memory="500KiB") for _ in range(2))
+    assert one == other
+    assert c.tobytes() == d.tobytes()
+
+
+def test_inf_and_nan_come_out_where_they_should(folder: Folder, rng: np.random.Generator) -> None:
+    a, b = np.ones((300, 200), np.float32), np.ones((200, 250), np.float32)
+    a[5, 150], a[200, 3], b[100, 7] = np.inf, np.nan, -np.inf
+    _, c = folder.multiply(a, b, memory="200KiB")
+    with np.errstate(invalid="ignore"):
+        assert np.array_equal(c, a @ b, equal_nan=True)
+
+
+def test_dtype_is_the_type_of_the_result(folder: Folder, rng: np.random.Generator) -> None:
+    a, b = (rng.integers(-128, 128, (300, 300)).astype(np.int8) for _ in range(2))
+    plan, c = folder.multiply(a, b, dtype="int32", memory="300KiB")
+    assert c.dtype == plan.dtype == np.int32
+    assert np.array_equal(c, a.astype(np.int32) @ b.astype(np.int32))
+    plan, c = folder.multiply(a.astype("f4"), b.astype("f4"), dtype="bfloat16", memory="600KiB")
+    assert c.dtype == ml_dtypes.bfloat16
+    assert np.array_equal(c, (a.astype("f4") @ b.astype("f4")).astype(c.dtype))
+
+
+def test_a_file_may_be_both_operands(folder: Folder, rng: np.random.Generator) -> None:
+    a = small_integers(rng, (300, 300), "float32")
+    path = folder.save("a.npy", a)
+    multiply_files(path, path, folder.path / "c.npy", memory="300KiB")
+    assert np.array_equal(np.load(folder.path / "c.npy"), a @ a)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int64", ">f8", "bool"])
+def test_what_is_held_is_what_was_planned(
+    folder: Folder, rng: np.random.Generator, dtype: str
+) -> None:
+    a = small_integers(rng, (600, 700), dtype)
+    b = small_integers(rng, (700, 500), dtype)
+    for memory in ("600KiB", "1MiB"):
+        folder.multiply(a, b, memory=memory)  # what is imported on the way stays
+        paths = [folder.save(name, x) for name, x in (("a.npy", a), ("b.npy", b))]
+        tracemalloc.start()
+        plan = multiply_files(*paths, folder.path / "c.npy", memory=memory)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert not plan.schedule.is_whole
+        assert peak <= plan.held_bytes + NUMPYS_OWN
+        assert plan.held_bytes <= plan.schedule.budget_bytes
+
+
+def test_D5_a_matrix_of_bits_times_its_transpose(folder: Folder, rng: np.random.Generator) -> None:
+    x = rng.integers(0, 2, (600, 4000)).astype(np.uint8)
+    paths = [folder.save(name, array) for name, array in (("x.npy", x), ("xt.npy", x.T))]
+    tracemalloc.start()
+    plan = multiply_files(*paths, folder.path / "c.npy", dtype=np.int32, memory="2MiB")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < (2 << 20) + NUMPYS_OWN
+    assert plan.schedule.read_bytes < 8 * x.nbytes
+    c = np.load(folder.path / "c.npy")
+    assert c.dtype == np.int32
+    assert np.array_equal(c, x.astype(float) @ x.T.astype(float))
+
+
+def test_D6_memory_does_not_grow_with_the_operand(folder: Folder, rng: np.random.Generator) -> None:
+    b = SimpleNamespace(shape=(2000, 2000), dtype=np.dtype("float32"))
+    held = []
+    for m in (100_000, 200_000, 400_000):
+        a = SimpleNamespace(shape=(m, 2000), dtype=np.dtype("float32"))
+        held.append(plan_files(a, b, memory="64MiB").held_bytes)  # type: ignore[arg-type]
+    assert max(held) <= 1.05 * min(held)
+
+    b = small_integers(rng, (200, 200), "float32")
+    peaks = []
+    for m in (20_000, 20_000, 40_000, 80_000):  # the first run imports
+        a = small_integers(rng, (m, 200), "int8").astype("float32")
+        paths = [folder.save(name, x) for name, x in (("a.npy", a), ("b.npy", b))]
+        tracemalloc.start()
+        plan = multiply_files(*paths, folder.path / "c.npy", memory="4MiB")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert np.array_equal(np.load(folder.path / "c.npy"), a @ b)
+        assert plan.schedule.read_bytes == a.nbytes + b.nbytes
+        assert peaks[-1] < (4 << 20) + NUMPYS_OWN
+    assert max(peaks[1:]) < 1.1 * min(peaks[1:])
+
+
+def test_D7_a_plan_fits_its_budget_and_so_does_the_run(
+    folder: Folder, rng: np.random.Generator
+) -> None:
+    large = SimpleNamespace(shape=(50_000, 50_000), dtype=np.dtype("float64"), where="file")
+    plan = plan_files(large, large, memory="8GiB")  # type: ignore[arg-type]
+    assert 4 << 30 < plan.held_bytes <= 8 << 30
+    a, b = rng.standard_normal((2, 1200, 1200))
+    plan, c = folder.multiply(a, b, memory="3MiB")
+    assert plan.held_bytes <= 3 << 20
+    exact = a.astype(np.longdouble) @ b[:, :5].astype(np.longdouble)
+    allowed = 1202 * 2.0**-53 * (abs(a) @ abs(b[:, :5]))
+    assert (abs(c[:, :5] - exact) <= allowed).all()
+
+
+@pytest.mark.slow
+def test_B5_more_elements_than_int32_counts(folder: Folder, rng: np.random.Generator) -> None:
+    n = 46_341  # the least whose square is 2^31 or more
+    a = rng.integers(-128, 128, (n, 64)).astype(np.int8)
+    b = rng.integers(-128, 128, (64, n)).astype(np.int8)
+    paths = [folder.save(name, x) for name, x in (("a.npy", a), ("b.npy", b))]
+    plan = multiply_files(*paths, folder.path / "c.npy", memory="256MiB")
+    assert plan.held_bytes <= 256 << 20
+    c = np.load(folder.path / "c.npy", mmap_mode="r")
+    assert c.shape == (n, n)
+    rows = [0, 1, n // 2, n - 2, n - 1]
+    assert np.array_equal(c[rows], (a[rows].astype(np.int64) @ b.astype(np.int64)).astype(np.int8))
+
+
+def test_progress_counts_up_to_everything(folder: Folder, rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((2, 400, 400)).astype(np.float32)
+    for memory in ("500KiB", "10MiB"):
+        seen: list[Progress] = []
+        plan, c = folder.multiply(a, b, memory=memory, progress=seen.append)
+        done = [reached.flops for reached in seen]
+        assert done == sorted(done)
+        assert seen[-1].flops == seen[-1].total_flops == 2 * 400**3
+        assert seen[-1].read_bytes == plan.schedule.read_bytes
+        assert seen[-1].written_bytes == c.nbytes
+        assert len(seen) == plan.schedule.tile_count * plan.schedule.piece_count
+
+
+def test_without_a_budget_half_of_the_free_memory(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tilewise import _memory
+
+    x = np.ones((4, 4))
+    for free, budget in ((9 << 30, 4 << 30), (8 << 30, 4 << 30), (7 << 30, 2 << 30)):
+        monkeypatch.setattr(_memory, "available_bytes", lambda free=free: free)
+        plan, _ = folder.multiply(x, x)
+        assert plan.schedule.budget_bytes == budget
+
+
+def test_what_does_not_go_together_is_refused_before_any_work(folder: Folder) -> None:
+    x = folder.save("x.npy", np.ones((4, 5), np.float32))
+    out = folder.path / "c.npy"
+    large = folder.save("large.npy", np.ones((300, 300)))
+    for error, a, b, options, message in (
+        (ShapeError, x, x, {}, r"\(4, 5\).* and b .*\(4, 5\)"),
+        (ShapeError, folder.save("s.npy", np.float32(3)), x, {}, "a is a scalar"),
+        (DeviceError, large, large, {"devices": "cuda:0"}, "cuda:0"),
+        (OptionError, large, large, {"precision": "fp16"}, "precision='fp16'"),
+        (OptionError, large, large, {"memory": "much"}, "memory='much' is not a budget"),
+        (OptionError, large, large, {"memory": float("nan")}, "memory=nan is not a budget"),
+        (OptionError, large, large, {"memory": -1}, "memory=-1 is not a budget"),
+        (OptionError, large, large, {"dtype": "float33"}, "float33"),
+        (DTypeError, large, large, {"dtype": "int8"}, "int8"),
+        (BudgetError, large, large, {"memory": "4KiB"}, "smallest tiles .* take .* KiB, and"),
+        (FileError, large, folder.path / "none.npy", {}, r"b \(.*none\.npy\) does not exist"),
+    ):
+        with pytest.raises(error, match=message):
+            multiply_files(a, b, out, **options)
+    assert folder.names() == ["large.npy", "s.npy", "x.npy"]
+
+
+def test_an_operand_is_never_overwritten(folder: Folder) -> None:
+    x = np.ones((4, 4))
+    path = folder.path / "a.npy"
+    folder.save("a.npy", x)
+    before = path.read_bytes()
+    os.link(path, folder.path / "hard.npy")
+    (folder.path / "soft.npy").symlink_to(path)
+    for out in ("a.npy", "hard.npy", "soft.npy"):
+        with pytest.raises(FileError, match=r"is the same file as a \(.*inputs are never overw"):
+            multiply_files(path, folder.save("b.npy", x), folder.path / out)
+    assert path.read_bytes() == before
+
+
+def test_the_data_is_durable_before_the_name_is_given(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+    monkeypatch.setattr(os, "fsync", lambda _: done.append("fsync"))
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *names: done.append("rename") or replace(*names))
+    folder.multiply(np.ones((4, 4)), np.ones((4, 4)))
+    assert done == ["fsync", "rename"]
+
+
+def test_a_wrong_result_is_not_written(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((2, 300, 300)).astype(np.float32)
+    plan, _ = folder.multiply(a, b, memory="300KiB", verify=True)
+    assert "verify" in str(plan)
+    (folder.path / "c.npy").unlink()
+    finish = _cpu.finish
+
+    def corrupt(plan: Any, total: Any, out: Any) -> None:
+        finish(plan, total, out)
+        out[0, 0] += 1
+
+    monkeypatch.setattr(_cpu, "finish", corrupt)
+    with pytest.raises(CheckError, match="found a wrong result, which was not written: WRONG at"):
+        folder.multiply(a, b, memory="300KiB", verify=True)
+    assert folder.names() == ["a.npy", "b.npy"]
+
+
+@pytest.mark.parametrize("event", ["raise", "cut", "touch", "interrupt"])
+def test_whatever_happens_nothing_is_left_behind(
+    folder: Folder, rng: np.random.Generator, event: str
+) -> None:
+    a, b = rng.standard_normal((2, 600, 600)).astype(np.float32)
+
+    def happen(reached: Progress) -> None:
+        if reached.flops > reached.total_flops / 4:
+            if event == "raise":
+                raise ZeroDivisionError
+            if event == "interrupt":
+                raise KeyboardInterrupt
+            if event == "cut":
+                os.truncate(folder.path / "a.npy", 1000)
+            else:
+                os.utime(folder.path / "a.npy", (1, 1))
+
+    error, message = {
+        "raise": (ZeroDivisionError, None),
+        "interrupt": (KeyboardInterrupt, None),
+        "cut": (FileError, "it was cut while it was read"),
+        "touch": (FileError, "was changed while it was read"),
+    }[event]
+    threads = threading.active_count()
+    with pytest.raises(error, match=message):
+        folder.multiply(a, b, memory="300KiB", progress=happen)
+    assert folder.names() == ["a.npy", "b.npy"]
+    assert threading.active_count() == threads
+
+
+def test_a_disk_that_fills_up_stops_the_work(
+    folder: Folder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = rng.standard_normal((2, 600, 600)).astype(np.float32)
+    pwrite, calls = os.pwrite, itertools.count()
+
+    def fills_up(fd: int, data: Any, offset: int) -> int:
+        if next(calls) > 300:
+            raise OSError(28, "No space left on device")
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", fills_up)
+    with pytest.raises(FileError, match=r"out \(.*c\.npy\) needs 1\.37 MiB and .* has .* free: No"):
+        folder.multiply(a, b, memory="300KiB")
+    assert folder.names() == ["a.npy", "b.npy"]
+
+
+def test_H2_no_switch_of_ours_is_in_the_environment() -> None:
+    """Arguments alone decide; what reads the environment only tells or describes."""
+    import ast
+
+    import tilewise
+
+    package = Path(tilewise.__file__).parent
+    readers = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(node, "attr", getattr(node, "id", None))
+            if name in ("environ", "getenv", "environb"):
+                readers.add(path.relative_to(package).as_posix())
+    # `tilewise info` prints thread settings; the driver's error says what hides the GPUs.
+    assert readers <= {"_info.py", "runtime/driver.py"}
+
+
+@pytest.mark.parametrize(
+    ("option", "off", "on", "refused"),
+    [
+        ("verify", [False, 0], [True, 1], ["", "false", "0", "no"]),
+        ("precision", [None], ["ieee"], ["", "0", "false", 0, False, True]),
+        ("devices", [None], ["cpu", ["cpu"]], ["", "0", "false", 0, False, []]),
+        ("memory", [None], ["1GiB", 2**30, "50%"], ["", "false", False, True, "-1"]),
+    ],
+)
+def test_H2_switches_are_off_when_they_say_so(
+    folder: Folder, option: str, off: list[Any], on: list[Any], refused: list[Any]
+) -> None:
+    x = np.ones((5, 5))
+    plans = {}
+    for value in off + on:
+        plans[str(value)], _ = folder.multiply(x, x, **{option: value})
+    if option == "verify":
+        assert [plan.verify for plan in plans.values()] == [False] * len(off) + [True] * len(on)
+    for value in refused:
+        with pytest.raises((OptionError, DeviceError)):
+            folder.multiply(x, x, **{option: value})
+    with pytest.raises(BudgetError):
+        folder.multiply(x, x, memory=0)

@@ -28,6 +28,9 @@ _TWO_ARGUMENTS = frozenset({"atan2", "copysign", "fmod", "hypot", "nextafter", "
 _UNORDERED = frozenset({"threadfence", "threadfence_block", "threadfence_system"})
 
 
+_Writer = Callable[[ast.Call, list[Value]], AnyValue]
+
+
 class Calls(Expressions):
     """Writes the calls of one function."""
 
@@ -68,12 +71,12 @@ class Calls(Expressions):
                 node, f"{self.function.text(node)}: wrong number of arguments"
             ) from None
 
-    def _writer(self, called: Any) -> Callable[[ast.Call, list[Value]], AnyValue] | None:
+    def _writer(self, called: Any) -> _Writer | None:
         if called in _MATH:
             return lambda node, values: self._math(node, _MATH[called], values)
         if called in _TESTS:
             return lambda node, values: self._test(_TESTS[called], *values)
-        table = {
+        table: dict[Any, _Writer] = {
             builtins.min: lambda node, values: self._extreme(node, "minimum", values),
             builtins.max: lambda node, values: self._extreme(node, "maximum", values),
             builtins.abs: lambda node, values: self._absolute(*values),
@@ -118,20 +121,11 @@ class Calls(Expressions):
             how = word.removeprefix("syncthreads_")
             return self._bound(f"M.counted({how!r}, {site}, {mask}, {predicate}, {removed})", "i4")
         if word == "syncwarp":
-            members = self.cast(values[0], "i8").code if values else "0xffffffff"
-            self.emit(f"M.syncwarp({mask}, {node.lineno}, {members})")
+            named = self.cast(values[0], "i8").code if values else "0xffffffff"
+            self.emit(f"M.syncwarp({mask}, {node.lineno}, {named})")
             return None
         if word in _SHUFFLES:
-            self._arity(node, 3)
-            members, value, lane = values
-            if value.type in ("b1", "i1", "i2", "u1", "u2", "f2"):
-                raise self.error(
-                    node, f"{word} moves 32- and 64-bit values, not {types.name_of(value.type)}"
-                )
-            moved = (self.cast(members, "i8"), self.varying(value), self.cast(lane, "i8"))
-            codes = ", ".join(item.code for item in moved)
-            how = _SHUFFLES[word]
-            return self._bound(f"M.shuffle({how!r}, {mask}, {node.lineno}, {codes})", value.type)
+            return self._shuffle(node, word, values)
         if word in _VOTES:
             self._arity(node, 2)
             members, condition = self.cast(values[0], "i8"), self.varying(self.truth(values[1]))
@@ -143,6 +137,19 @@ class Calls(Expressions):
         if word == "lanemask_lt":
             return Value("M.lanes_below", "u4", False)
         return self._bit_function(node, word, values)
+
+    def _shuffle(self, node: ast.Call, word: str, values: list[Value]) -> Value:
+        self._arity(node, 3)
+        members, value, lane = values
+        if value.type in ("b1", "i1", "i2", "u1", "u2", "f2"):
+            raise self.error(
+                node, f"{word} moves 32- and 64-bit values, not {types.name_of(value.type)}"
+            )
+        moved = (self.cast(members, "i8"), self.varying(value), self.cast(lane, "i8"))
+        codes = ", ".join(item.code for item in moved)
+        how = _SHUFFLES[word]
+        code = f"M.shuffle({how!r}, {value.type!r}, {self.region.mask}, {node.lineno}, {codes})"
+        return self._bound(code, value.type)
 
     def _bit_function(self, node: ast.Call, word: str, values: list[Value]) -> Value:
         if word in ("popc", "clz", "ffs", "brev"):
@@ -203,15 +210,16 @@ class Calls(Expressions):
             raise self.error(node, f"cuda.{word} takes a shape and a dtype")
         shape_value = self.any(shape_node)
         items = shape_value.items if isinstance(shape_value, TupleValue) else (shape_value,)
-        shape = [item.constant if isinstance(item, Value) else UNKNOWN for item in items]
-        if not shape or not all(type(extent) is int for extent in shape):
+        constants = (item.constant if isinstance(item, Value) else UNKNOWN for item in items)
+        shape = tuple(extent for extent in constants if type(extent) is int)
+        if not shape or len(shape) != len(items):
             raise self.error(
                 node, f"the shape of cuda.{word} must be integers known when the kernel is "
                 "compiled: literals, or names from outside the function"
             )  # fmt: skip
         if any(extent < 1 for extent in shape):
             raise self.error(
-                node, f"cuda.{word} of shape {tuple(shape)}: every extent must be 1 or more "
+                node, f"cuda.{word} of shape {shape}: every extent must be 1 or more "
                 "(dynamic shared memory, shape 0, is not supported)"
             )  # fmt: skip
         resolved = type_node.value if isinstance(type_node, ast.Constant) else None
@@ -220,7 +228,7 @@ class Calls(Expressions):
             text = self.function.text(type_node)
             raise self.error(node, f"{text} is not an element type, such as np.float32")
         space: Space = "shared" if word == "shared.array" else "local"
-        number = self.spec.declare(node, name, space, kind, tuple(shape))
+        number = self.spec.declare(node, name, space, kind, shape)
         code = f"array{number}"
         self.prologue[code] = f"M.{space}({number})"
         return ArrayValue(code, kind, len(shape))

@@ -288,8 +288,8 @@ class Machine:
 
     def trips(self, line: int, mask: Mask, start: Index, stop: Index, step: Index) -> Any:
         """Return how often each lane goes round a loop over ``range(start, stop, step)``."""
-        steps = np.asarray(step)
-        stuck = steps == 0
+        steps: NDArray[np.int64] = np.asarray(step, np.int64)
+        stuck = np.equal(steps, 0)
         if np.any(stuck if mask is None else stuck & mask):
             raise KernelError(f"{self.filename}:{line}: range with a step of 0 never ends")
         steps = np.where(stuck, 1, steps)
@@ -298,7 +298,7 @@ class Machine:
 
     def most(self, mask: Mask, trips: NDArray[np.int64]) -> int:
         """Return the largest number of trips of any lane of a mask."""
-        return int((trips if mask is None else np.where(mask, trips, 0)).max())
+        return int(np.max(trips if mask is None else np.where(mask, trips, 0)))
 
     # -- leaving, and waiting for each other
 
@@ -313,8 +313,8 @@ class Machine:
             self.interval += 1
             return
         arrived = self.full(True if mask is None else mask)
-        live = np.ones_like(arrived) if self.gone is None else ~self.full(self.gone)
-        here = arrived.any(axis=1)
+        live = self.full(True if self.gone is None else ~self.gone)
+        here: NDArray[np.bool_] = np.any(arrived, axis=1)
         missing = live & ~arrived & here[:, None]
         if missing.any():
             self._diverged(site, arrived, missing)

@@ -254,6 +254,10 @@ def _smaller(old: NDArray[Any], value: NDArray[Any]) -> NDArray[Any]:
     return np.where(value < old, value, old)
 
 
+def _swapped(old: NDArray[Any], expected: NDArray[Any], value: NDArray[Any]) -> NDArray[Any]:
+    return np.where(old == expected, value, old)
+
+
 #: What each atomic leaves in memory, from what was there and its operands.
 _ATOMICS: dict[str, Callable[..., NDArray[Any]]] = {
     "add": np.add,
@@ -268,8 +272,8 @@ _ATOMICS: dict[str, Callable[..., NDArray[Any]]] = {
     "inc": lambda old, limit: np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1)),
     "dec": lambda old, limit: np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1)),
     "exch": lambda old, value: value,
-    "cas": lambda old, expected, value: np.where(old == expected, value, old),
-    "compare_and_swap": lambda old, expected, value: np.where(old == expected, value, old),
+    "cas": _swapped,
+    "compare_and_swap": _swapped,
 }
 
 #: NumPy does these in order by itself, where what was there before is not asked for.

@@ -13,7 +13,7 @@ from .events import Space
 from .program import UNKNOWN, Program
 
 __all__ = ["AnyValue", "ArrayValue", "Declaration", "Product", "Region", "Specialisation"]
-__all__ += ["TupleValue", "Value"]
+__all__ += ["TupleValue", "Value", "code_of", "kind_of", "named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +113,29 @@ class Specialisation:
         name = self._constants.setdefault(key, f"constant{len(self._constants)}")
         self.namespace[name] = value
         return name
+
+
+def code_of(value: AnyValue) -> str:
+    """The text of a value of any kind."""
+    if isinstance(value, TupleValue):
+        return f"({''.join(f'{code_of(item)}, ' for item in value.items)})"
+    return value.code
+
+
+def kind_of(value: AnyValue) -> Any:
+    """What the text written for a value depends on."""
+    if isinstance(value, TupleValue):
+        return tuple(kind_of(item) for item in value.items)
+    if isinstance(value, ArrayValue):
+        return value.code, value.type, value.ndim
+    return value.type, value.uniform
+
+
+def named(value: AnyValue, name: str, rank: int) -> AnyValue:
+    """The same kind of value, found under a name (a tuple's items by their place in it)."""
+    if isinstance(value, TupleValue):
+        items = (named(item, f"{name}[{place}]", rank) for place, item in enumerate(value.items))
+        return TupleValue(tuple(items))
+    if isinstance(value, ArrayValue):
+        return ArrayValue(name, value.type, value.ndim)
+    return Value(name, value.type, value.uniform, rank=rank)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..errors import KernelError
 from .lanes import Mask
 from .storage import poison
+from .typing_rules import dtype_of
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -24,7 +25,14 @@ _LANES = np.arange(32)
 
 
 def shuffle(
-    machine: Machine, how: str, mask: Mask, line: int, members: Any, value: Any, operand: Any
+    machine: Machine,
+    how: str,
+    code: str,
+    mask: Mask,
+    line: int,
+    members: Any,
+    value: Any,
+    operand: Any,
 ) -> NDArray[Any]:
     """Return for every lane the value of another lane of its warp.
 
@@ -41,8 +49,9 @@ def shuffle(
     }[how]
     source = np.where((source < 0) | (source > 31), _LANES, source)
     moved = np.take_along_axis(values, source, axis=-1)
+    nobody = np.asarray(poison(dtype_of(code))).astype(values.dtype)
     there = np.take_along_axis(active, source, axis=-1)
-    return _from_warps(machine, np.where(there, moved, poison(values.dtype)))
+    return _from_warps(machine, np.where(there, moved, nobody))
 
 
 def vote(

@@ -9,41 +9,12 @@ import numpy as np
 import pytest
 
 from tests.explain import matmul_kernels
+from tests.explain.support import all_blocks, floats, hazard_counts, totals
 from tilewise import guide
-from tilewise.explain.classes import Partition
-from tilewise.explain.evidence import Evidence, gather
-from tilewise.explain.recorder import Recorder
+from tilewise.explain.evidence import gather
 from tilewise.simt import cuda
-from tilewise.simt.hazards import BlockClass, HazardWatch
 
 float32 = np.float32
-
-
-def _all_blocks(seen: Evidence) -> tuple[Recorder, HazardWatch]:
-    """The same launch with every block traced for itself."""
-    count = int(np.prod(seen.trial.grid))
-    alone = Partition(tuple(BlockClass(b, np.array([b])) for b in range(count)), "")
-    recorder, watch = Recorder(alone.classes), HazardWatch(alone.classes)
-    seen.trial.run(seen.program, alone.representatives, recorder, watch)
-    recorder.finish()
-    return recorder, watch
-
-
-def _totals(recorder: Recorder) -> dict[Any, Any]:
-    fields = ("lanes", "requests", "cost", "ideal", "conflicts", "lines", "distinct_bytes")
-    fields += ("moved", "source_cost", "source_ideal", "guide_cost", "guide_ideal")
-    return {
-        (level, key): ({name: getattr(t, name) for name in fields}, dict(t.histogram))
-        for level, table in (("source", recorder.totals), ("compiled", recorder.merged))
-        for key, t in table.items()
-    }
-
-
-def _hazards(hazards: list[Any]) -> set[Any]:
-    return {
-        (h.kind, h.first.site.id, h.second and h.second.site.id, h.accesses, h.blocks, h.in_buffer)
-        for h in hazards
-    }
 
 
 def grid_stride(A, n, C):  # type: ignore[no-untyped-def]
@@ -127,26 +98,34 @@ def by_device_function(A, B, C):  # type: ignore[no-untyped-def]
         C[row, col] = load_row(A, row, col) + load_row(B, row, col)
 
 
-def _f(*shape: int) -> tuple[tuple[int, ...], str]:
-    return shape, "float32"
-
-
 # kernel, grid, block, arguments, classes (None: as many as blocks)
 LAUNCHES: list[tuple[Callable[..., Any], Any, Any, tuple[Any, ...], int | None]] = [
-    (guide.Muld, (4, 3), (16, 16), (_f(48, 64), _f(64, 64), 64, 64, _f(48, 64)), 1),
-    (guide.naive, (3, 2), (16, 16), (_f(32, 40), _f(40, 48), 40, 48, _f(32, 48)), 1),
-    (guide.Muld_any, (4, 4), (16, 16), (_f(50, 37), _f(37, 61), 37, 61, _f(50, 61)), 4),
-    (matmul_kernels.guarded(16), (3, 3), (16, 16), (_f(33, 33), _f(33, 33), 33, _f(33, 33)), 4),
-    (matmul_kernels.tiled(8, pitch=9), (3, 5), (8, 8), (_f(40, 40), _f(40, 40), 40, _f(40, 40)), 1),
-    (flat_muld, (4, 4), (16, 16), (_f(64 * 64), _f(64 * 64), 64, 64, _f(64 * 64)), 1),
-    (grid_stride, 5, 64, (_f(1000), 1000, _f(1000)), None),
-    (swizzled, 12, (8, 8), (_f(24, 32), _f(24, 32)), None),
-    (overlapping, 9, 32, (_f(288), _f(288)), 2),
-    (in_place, 7, 64, (_f(448),), 2),
-    (in_place, 7, 60, (_f(400),), 2),
-    (odd_rows, (5, 6), (8, 4), (_f(24, 40), _f(24, 40)), None),
-    (ranged, 6, 32, (_f(6, 32), _f(6, 32)), None),
-    (by_device_function, (4, 4), (8, 8), (_f(30, 29), _f(30, 29), _f(30, 29)), 4),
+    (guide.Muld, (4, 3), (16, 16), (floats(48, 64), floats(64, 64), 64, 64, floats(48, 64)), 1),
+    (guide.naive, (3, 2), (16, 16), (floats(32, 40), floats(40, 48), 40, 48, floats(32, 48)), 1),
+    (guide.Muld_any, (4, 4), (16, 16), (floats(50, 37), floats(37, 61), 37, 61, floats(50, 61)), 4),
+    (
+        matmul_kernels.guarded(16),
+        (3, 3),
+        (16, 16),
+        (floats(33, 33), floats(33, 33), 33, floats(33, 33)),
+        4,
+    ),
+    (
+        matmul_kernels.tiled(8, pitch=9),
+        (3, 5),
+        (8, 8),
+        (floats(40, 40), floats(40, 40), 40, floats(40, 40)),
+        1,
+    ),
+    (flat_muld, (4, 4), (16, 16), (floats(64 * 64), floats(64 * 64), 64, 64, floats(64 * 64)), 1),
+    (grid_stride, 5, 64, (floats(1000), 1000, floats(1000)), None),
+    (swizzled, 12, (8, 8), (floats(24, 32), floats(24, 32)), None),
+    (overlapping, 9, 32, (floats(288), floats(288)), 2),
+    (in_place, 7, 64, (floats(448),), 2),
+    (in_place, 7, 60, (floats(400),), 2),
+    (odd_rows, (5, 6), (8, 4), (floats(24, 40), floats(24, 40)), None),
+    (ranged, 6, 32, (floats(6, 32), floats(6, 32)), None),
+    (by_device_function, (4, 4), (8, 8), (floats(30, 29), floats(30, 29), floats(30, 29)), 4),
 ]
 
 
@@ -165,10 +144,10 @@ def test_classes_see_what_all_blocks_do(
         assert len(seen.partition.classes) == classes
     assert sorted(np.concatenate([c.members for c in seen.partition.classes])) == [*range(blocks)]
 
-    recorder, watch = _all_blocks(seen)
-    assert _totals(seen.recorder) == _totals(recorder)
+    recorder, watch = all_blocks(seen)
+    assert totals(seen.recorder) == totals(recorder)
     assert seen.recorder.barriers == recorder.barriers
-    assert _hazards(seen.hazards) == _hazards(watch.hazards())
+    assert hazard_counts(seen.hazards) == hazard_counts(watch.hazards())
     assert seen.coverage == watch.coverage()
     for name in seen.trial.arguments:
         counts = recorder.loaded.get(name, {}).get((-1, -1))
@@ -190,9 +169,11 @@ def test_a_launch_of_many_blocks_is_one_class() -> None:
 
 def test_rows_of_another_width_are_told_apart_by_their_alignment() -> None:
     """Width 1001: blocks of odd rows start in the middle of a line, and cost other lines."""
-    seen = gather(guide.naive, (2, 2), (16, 16), (_f(32, 41), _f(41, 41), 41, 32, _f(32, 41)))
-    recorder, _ = _all_blocks(seen)
-    assert _totals(seen.recorder) == _totals(recorder)
+    seen = gather(
+        guide.naive, (2, 2), (16, 16), (floats(32, 41), floats(41, 41), 41, 32, floats(32, 41))
+    )
+    recorder, _ = all_blocks(seen)
+    assert totals(seen.recorder) == totals(recorder)
 
 
 # Kernels whose blocks must not stand for one another: the reason is given, with its line.
@@ -227,10 +208,10 @@ INDEX = np.random.default_rng(1).permutation(256).astype(np.int32)
 @pytest.mark.parametrize(
     ("kernel", "arguments", "text"),
     [
-        (gather_by_index, (_f(256), INDEX, _f(256)), "index[i]"),
-        (until_small, (_f(256), _f(256)), "value > float32(1)"),
-        (by_a_flag, (_f(256), _f(256)), "A[cuda.blockIdx.x] > float32(0)"),
-        (through_shared, (_f(256), INDEX, _f(256)), "where[63 - cuda.threadIdx.x]"),
+        (gather_by_index, (floats(256), INDEX, floats(256)), "index[i]"),
+        (until_small, (floats(256), floats(256)), "value > float32(1)"),
+        (by_a_flag, (floats(256), floats(256)), "A[cuda.blockIdx.x] > float32(0)"),
+        (through_shared, (floats(256), INDEX, floats(256)), "where[63 - cuda.threadIdx.x]"),
     ],
 )
 def test_what_loaded_values_decide_is_traced_block_by_block(
@@ -241,9 +222,9 @@ def test_what_loaded_values_decide_is_traced_block_by_block(
     assert text in seen.data_dependence
     assert len(seen.partition.classes) == 4
     assert "every block was traced, since line" in seen.partition.certificate
-    recorder, watch = _all_blocks(seen)
-    assert _totals(seen.recorder) == _totals(recorder)
-    assert _hazards(seen.hazards) == _hazards(watch.hazards())
+    recorder, watch = all_blocks(seen)
+    assert totals(seen.recorder) == totals(recorder)
+    assert hazard_counts(seen.hazards) == hazard_counts(watch.hazards())
 
 
 def test_loaded_values_that_are_only_computed_with_decide_nothing() -> None:
@@ -254,7 +235,7 @@ def test_loaded_values_that_are_only_computed_with_decide_nothing() -> None:
         cuda.syncthreads()
         C[cuda.grid(1)] = staged[63 - tx]
 
-    seen = gather(scaled, 4, 64, (_f(256), np.float32(2), _f(256)))
+    seen = gather(scaled, 4, 64, (floats(256), np.float32(2), floats(256)))
     assert seen.holds_for_all_data
     assert len(seen.partition.classes) == 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -121,8 +121,11 @@ class Recorder:
         #: By site and array: as the source has it, and as nvcc merges loads of shared memory.
         self.totals: dict[tuple[int, str], SiteTotals] = {}
         self.merged: dict[tuple[int, str], SiteTotals] = {}
-        #: Barriers that blocks pass, by site.
+        #: Barriers that blocks pass, and of places on local arrays the executions by threads and
+        #: by warps; by site.
         self.barriers: Counter[int] = Counter()
+        self.local_lanes: Counter[int] = Counter()
+        self.local_warps: Counter[int] = Counter()
         self.timeline: list[Step] = []
         #: By array: how often each element is loaded, for each block that stands for others
         #: and each site, and under (-1, -1) for all the rest together.
@@ -142,26 +145,42 @@ class Recorder:
     def on_access(self, access: Access) -> None:
         array, site = access.array, access.site
         if array.space == "local":
+            lanes, weights = self._by_warp(access.active), self._weights(access.blocks)
+            by_block = lanes.reshape(len(weights), self._warps, memory.LANES)
+            self.local_lanes[site.id] += int(weights @ by_block.sum(axis=(1, 2)))
+            self.local_warps[site.id] += int(weights @ by_block.any(axis=2).sum(axis=1))
             return
         self._step(site, access.op, access.blocks, access.active, access.interval)
-        width, load = array.dtype.itemsize, access.op == "load"
+        width = array.dtype.itemsize
         totals = self._of(self.totals, site, array, access.op)
         address = access.offset + array.base
         self._add(totals, access.blocks, address, access.active, width)
         if array.space == "global":
             if access.op != "store":
                 self._load(access)
-        elif load and self._half_warps is None:
+        elif access.op in ("load", "store") and self._half_warps is None:
             merge = self._merges.setdefault((site.id, array.name), _Merge())
-            for whole in merge.take(access.blocks, access.interval, address, access.active, width):
-                self._add(self._of(self.merged, site, array, access.op), *whole)
+            for run in merge.take(access.blocks, access.interval, address, access.active, width):
+                self._add_run(totals, run)
 
     def finish(self) -> None:
         """Count what the merging of loads still holds back; call it after the launch."""
         for key, merge in self._merges.items():
-            totals = self.totals[key]
-            for whole in merge.flush():
-                self._add(self._of(self.merged, totals.site, totals.array, totals.op), *whole)
+            for run in merge.flush():
+                self._add_run(self.totals[key], run)
+
+    def _add_run(self, unmerged: SiteTotals, run: _Run) -> None:
+        totals = self._of(self.merged, unmerged.site, unmerged.array, unmerged.op)
+        address = np.where(run.active, run.address, 0)
+        self._add(totals, run.blocks, address, run.active, run.width)
+
+    def executions(self, site: int) -> tuple[int, int]:
+        """How often threads, and how often warps, execute the access at a site."""
+        lanes, warps = self.local_lanes[site], self.local_warps[site]
+        for (at, _), totals in self.totals.items():
+            if at == site:
+                lanes, warps = lanes + totals.lanes, warps + totals.requests
+        return lanes, warps
 
     @staticmethod
     def _of(
@@ -382,48 +401,71 @@ class _Cost:
 
 
 class _Merge:
-    """Joins loads of consecutive elements, as nvcc does in unrolled loops over shared memory.
+    """Joins accesses of consecutive elements, as nvcc does in unrolled loops over shared memory.
 
-    Four executions of one load whose addresses advance by an element, from a multiple of 16
-    bytes on, in the same threads and the same barrier interval, become one load of 16 bytes.
+    Executions of one load (or store) between two barriers whose addresses advance by an element
+    in every thread become accesses of 16 bytes, or of 8, where these are aligned. Others may come
+    between them: a compiler that unrolls loops is free to bring them together.
     """
 
     def __init__(self) -> None:
-        self._held: list[tuple[Ints, Ints, Bools, int]] = []
+        # By the addresses with which a run would go on.
+        self._runs: dict[bytes, _Run] = {}
         self._interval: Ints = np.zeros(0, np.int64)
 
     def take(
         self, blocks: Ints, interval: Ints, address: Ints, active: Bools, width: int
-    ) -> list[tuple[Ints, Ints, Bools, int]]:
+    ) -> list[_Run]:
         """Take one execution, and return those that are complete."""
-        done: list[tuple[Ints, Ints, Bools, int]] = []
-        now = (blocks.copy(), address.copy(), active.copy(), width)
-        if self._held and not self._continues(interval, now):
+        done: list[_Run] = []
+        if not np.array_equal(interval, self._interval):
             done += self.flush()
-        self._held.append(now)
-        self._interval = interval.copy()
-        if width * len(self._held) == 16 or not self._starts():
-            done += self.flush()
+            self._interval = interval.copy()
+        used = np.where(active, address, _FAR)
+        run = self._runs.pop(used.tobytes(), None)
+        if run is None or not np.array_equal(run.blocks, blocks):
+            done += run.split() if run else []
+            run = _Run(blocks.copy(), used, active.copy(), width, 0)
+            run = replace(run, room=run.aligned_to() // width)
+        run = replace(run, count=run.count + 1)
+        if run.count >= run.room:
+            return [*done, *run.split()]
+        key = np.where(active, used + width, _FAR).tobytes()
+        done += self._runs[key].split() if key in self._runs else []
+        self._runs[key] = run
         return done
 
-    def flush(self) -> list[tuple[Ints, Ints, Bools, int]]:
+    def flush(self) -> list[_Run]:
         """Give up waiting for more."""
-        held, self._held = self._held, []
-        if held and held[0][3] * len(held) == 16:
-            blocks, address, active, _ = held[0]
-            return [(blocks, address, active, 16)]
-        return held
+        runs, self._runs = self._runs, {}
+        return [part for run in runs.values() for part in run.split()]
 
-    def _starts(self) -> bool:
-        _, address, active, _ = self._held[0]
-        return not (address[active] % 16).any()
 
-    def _continues(self, interval: Ints, now: tuple[Ints, Ints, Bools, int]) -> bool:
-        blocks, address, active, width = self._held[0]
-        ahead = address + width * len(self._held)
-        return (
-            np.array_equal(blocks, now[0])
-            and np.array_equal(interval, self._interval)
-            and np.array_equal(active, now[2])
-            and np.array_equal(ahead[active], now[1][active])
-        )
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Executions whose addresses follow one another: the first, and how many there are."""
+
+    blocks: Ints
+    address: Ints
+    active: Bools
+    width: int
+    count: int
+    room: int = 1
+
+    def aligned_to(self) -> int:
+        """The widest access that may begin here."""
+        first = self.address[self.active]
+        return next((w for w in (16, 8) if w > self.width and not (first % w).any()), self.width)
+
+    def split(self) -> list[_Run]:
+        """The accesses that are made of them: as wide as they are many, and as aligned."""
+        parts: list[_Run] = []
+        done = 0
+        while done < self.count:
+            address = np.where(self.active, self.address + done * self.width, _FAR)
+            here = replace(self, address=address)
+            widest = min(here.aligned_to() // self.width, self.count - done)
+            together = 1 << (widest.bit_length() - 1)
+            parts.append(replace(here, width=self.width * together, count=1))
+            done += together
+        return parts

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .evidence import Evidence
-from .recorder import SiteTotals
 from .report import Roof, Roofs
 
 __all__ = ["DEVICES", "Device", "roofs"]
@@ -111,21 +110,20 @@ class _Work:
 
     @classmethod
     def of(cls, evidence: Evidence, device: Device) -> _Work:
-        by_site: dict[int, SiteTotals] = {}
-        for (site, _), totals in evidence.recorder.totals.items():
-            by_site[site] = totals
+        recorder = evidence.recorder
         flops, instructions, weighted = 0, 0, 0.0
         missing = []
         for item in evidence.flow.arithmetic:
-            beside = None if item.site is None else by_site.get(item.site)
-            if beside is None or item.code not in device.lanes:
+            if item.site is None or item.code not in device.lanes:
                 missing.append(f"the arithmetic on line {item.line}")
                 continue
-            flops += beside.lanes * item.times * (2 * item.fused + item.single)
-            count = beside.requests * item.times * (item.fused + item.single)
+            lanes, warps = recorder.executions(item.site)
+            flops += lanes * item.times * (2 * item.fused + item.single)
+            count = warps * item.times * (item.fused + item.single)
             instructions += count
             weighted += count * 32 / device.lanes[item.code]
-        touched = {t.array.name: t.array for t in by_site.values() if t.array.space == "global"}
+        moved = [t.array for t in recorder.totals.values() if t.array.space == "global"]
+        touched = {array.name: array for array in moved}
         return cls(
             flops,
             instructions,

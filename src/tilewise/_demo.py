@@ -62,7 +62,7 @@ def _digits() -> tuple[Matrix, NDArray[Any]]:
 
 
 def _multiply_and_check(pixels: Matrix) -> bool:
-    count, size = pixels.shape
+    count = len(pixels)
     _heading(
         f"{count} handwritten digits, 8 x 8 pixels each. Which look alike?",
         "The cosines between all of them are one product of two files, X times its transpose.",
@@ -94,12 +94,13 @@ def _classify(labels: NDArray[Any]) -> bool:
 
 
 def _run_guide(pixels: Matrix) -> bool:
-    n, size = _GUIDE_DIGITS, pixels.shape[1]
+    n = _GUIDE_DIGITS
+    blocks = n // BLOCK_SIZE
     _heading(
         "What does a GPU do?",
         "Mul and Muld, the matrix product of the CUDA programming guide, chapter 6, in Python,",
-        f"on a simulated GPU: {n // BLOCK_SIZE} x {n // BLOCK_SIZE} blocks of "
-        f"{BLOCK_SIZE} x {BLOCK_SIZE} threads for the first {n} digits, a thread for each pair.",
+        f"on a simulated GPU: {blocks} x {blocks} blocks of {BLOCK_SIZE} x {BLOCK_SIZE} threads, "
+        f"one for each pair of {n} digits.",
     )
     counts = np.ascontiguousarray(pixels[:n])
     np.save("counts.npy", counts)
@@ -116,7 +117,7 @@ def _run_guide(pixels: Matrix) -> bool:
     x = np.load("digits.npy")[:n]
     found = check(x, x.T, _by_guide(x))
     print(
-        f"  cosines: the kernel's rounding is {found.ratio:.0%} of what is promised at most"
+        f"  cosines: the kernel's rounding errors are at most {found.ratio:.0%} of what is promised"
         if found
         else f"  cosines: {found}"
     )

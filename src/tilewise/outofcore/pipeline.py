@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .. import _api, _cpu, _memory
 from .._plan import Operand, Plan, held_per_element
-from ..errors import BudgetError, CheckError, FileError
+from ..errors import BudgetError, CheckError, DeviceError, FileError
 from .files import NpyFile, NpyOutput, check_output_path, open_npy
 from .schedule import (
     Box,
@@ -153,8 +153,19 @@ def plan_files(
     if budget is None:
         budget = _default_budget()
     plan = _api.plan(
-        a, b, dtype=dtype, devices=devices, precision=precision, verify=verify, out=True
+        a,
+        b,
+        dtype=dtype,
+        devices="cpu" if devices is None else devices,
+        precision=precision,
+        verify=verify,
+        out=True,
     )
+    if plan.device != "cpu":
+        raise DeviceError(
+            f"device {plan.device!r} was asked for, and this version multiplies files on the CPU; "
+            "leave it out, or use devices='cpu'"
+        )
     plan = replace(plan, a=replace(plan.a, where="file"), b=replace(plan.b, where="file"))
     job = _job(plan)
     work = math.prod(plan.batch) * plan.m * plan.n * plan.k

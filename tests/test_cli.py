@@ -1,0 +1,310 @@
+"""The command line: what it prints, how it exits, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tilewise import __version__
+from tilewise.cli import main
+
+A = np.arange(12.0).reshape(3, 4)
+B = np.arange(20.0).reshape(4, 5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with two matrices that go together."""
+    monkeypatch.chdir(tmp_path)
+    np.save("A.npy", A)
+    np.save("B.npy", B)
+    return tmp_path
+
+
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tilewise", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_mul_writes_the_product_and_says_so(folder: Path, capsys: Any) -> None:
+    assert main(["mul", "A.npy", "B.npy", "-o", "C.npy"]) == 0
+    assert np.array_equal(np.load("C.npy"), A @ B)
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"C\.npy: \(3, 5\) float64, 248 B, in \d+\.\d s \(.* GFLOP/s\)\n", out)
+    assert not err  # no progress where there is no terminal
+    assert names(folder) == ["A.npy", "B.npy", "C.npy"]
+
+
+def test_mul_quietly_or_as_json(folder: Path, capsys: Any) -> None:
+    assert main(["mul", "A.npy", "B.npy", "-o", "C.npy", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main(["mul", "A.npy", "B.npy", "-o", "C.npy", "--json", "--verify"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["out"] == "C.npy"
+    assert facts["verified"]
+    assert facts["plan"]["result"] == {"shape": [3, 5], "dtype": "float64"}
+    assert facts["plan"]["schedule"]["written_bytes"] == 120
+
+
+def test_mul_of_raw_bfloat16_tells_how_to_read_the_result(folder: Path, capsys: Any) -> None:
+    x = np.ones((4, 4), ml_dtypes.bfloat16)
+    np.save("X.npy", x)
+    assert main(["mul", "X.npy", "X.npy", "-o", "C.npy"]) == 2
+    assert "as in X.npy:bfloat16" in capsys.readouterr().err
+    assert main(["mul", "X.npy:bfloat16", "X.npy:bfloat16", "-o", "C.npy"]) == 0
+    hint = capsys.readouterr().out.splitlines()[1]
+    assert hint == ("NumPy reads it as raw bytes: np.load('C.npy').view(ml_dtypes.bfloat16)")
+    assert np.array_equal(np.load("C.npy").view(ml_dtypes.bfloat16), x @ x)
+
+
+def test_progress_is_shown_on_a_terminal(folder: Path, capsys: Any, monkeypatch: Any) -> None:
+    x = np.ones((300, 300))
+    np.save("X.npy", x)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["mul", "X.npy", "X.npy", "-o", "C.npy", "--memory", "600KiB"]) == 0
+    assert "GFLOP/s" in capsys.readouterr().err
+
+
+def test_plan_of_files_and_of_shapes(folder: Path, capsys: Any) -> None:
+    assert main(["plan", "A.npy", "B.npy"]) == 0
+    assert (
+        "(3, 4) float64, file @ (4, 5) float64, file -> (3, 5) float64" in capsys.readouterr().out
+    )
+    assert main(["plan", "3x4:int8", "4x5:int8", "--dtype", "int32", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["a"]["dtype"] == "int8"
+    assert plan["result"] == {"shape": [3, 5], "dtype": "int32"}
+    assert plan["expected"]["seconds"] > 0
+    assert main(["plan", "7", "7x5", "--dtype", "complex64", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["result"] == {"shape": [5], "dtype": "complex64"}
+    assert names(folder) == ["A.npy", "B.npy"]
+
+
+@pytest.mark.parametrize(
+    ("side", "is_whole"),
+    [(16, True), (1000, True), (6000, False), (20_000, False), (80_000, False)],
+)
+def test_D12_a_plan_tells_where_everything_is(side: int, is_whole: bool, capsys: Any) -> None:
+    """Five sizes, from tiny to a hundred times the budget."""
+    shape = f"{side}x{side}"
+    assert main(["plan", shape, shape, "--memory", "1GiB"]) == 0
+    out = capsys.readouterr().out
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines() if line[0] != " ")
+    assert lines["product"].count("file") == 2
+    assert ("in memory" in lines["tiles"]) == is_whole
+    assert "of 1.00 GiB" in lines["memory"]
+    assert re.search(r"\d [KMGT]?i?B: a (once|\d+ times), b (once|\d+ times)", lines["reads"])
+    assert re.search(r"\d [KMGT]?i?B", lines["writes"])
+    assert re.search(r"about [\d.e+-]+ (s|minutes|hours|days), at", lines["time"])
+    assert re.search(r"arithmetic, if the disk moves \d+ MB/s", lines["limit"])
+    assert lines["error"].startswith("|C")
+    assert lines["bits"]
+
+
+def test_check_proves_or_finds_what_is_wrong(folder: Path, capsys: Any) -> None:
+    c = A @ B
+    np.save("C.npy", c)
+    assert main(["check", "A.npy", "B.npy", "C.npy"]) == 0
+    assert capsys.readouterr().out.startswith("right")
+    c[1, 2] += 1
+    np.save("C.npy", c)
+    assert main(["check", "A.npy", "B.npy", "C.npy"]) == 1
+    assert capsys.readouterr().out.startswith("WRONG at row 1, column 2")
+    assert main(["check", "A.npy", "B.npy", "C.npy", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["where"]["rows"] == [[1, 2]]
+    assert main(["check", "A.npy", "B.npy", "A.npy"]) == 2
+
+
+def test_info_has_what_a_bug_report_needs(capsys: Any) -> None:
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    for name in ("tilewise", "python", "numpy", "blas", "threads", "system", "memory", "devices"):
+        assert f"\n{name} " in f"\n{out}"
+    assert main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["tilewise"] == __version__
+    assert facts["numpy"] == np.__version__
+    assert facts["devices"][0] == "cpu"
+
+
+def test_help_is_there_and_quick(folder: Path) -> None:
+    start = time.process_time(), os.times()
+    done = run("--help")
+    children = os.times()
+    assert children.children_user - start[1].children_user < 1  # 0.35 s, were nothing else running
+    assert done.returncode == 0
+    for verb in ("mul", "plan", "check", "info", "demo"):
+        assert f" {verb} " in done.stdout
+    assert run().stdout == done.stdout
+    assert run("--version").stdout == f"tilewise {__version__}\n"
+    assert "tilewise mul A.npy B.npy -o C.npy" in run("mul", "--help").stdout
+
+
+def truncated(folder: Path) -> None:
+    os.truncate("A.npy", 200)
+
+
+def text(folder: Path) -> None:
+    Path("A.npy").write_text("1 2 3")
+
+
+def pickled(folder: Path) -> None:
+    np.save("A.npy", np.array([[None]]), allow_pickle=True)
+
+
+def missing(folder: Path) -> None:
+    Path("A.npy").unlink()
+
+
+def a_folder(folder: Path) -> None:
+    missing(folder)
+    Path("A.npy").mkdir()
+
+
+def transposed(folder: Path) -> None:
+    np.save("A.npy", A.T)
+
+
+def words(folder: Path) -> None:
+    np.save("A.npy", np.array([["a"]]))
+
+
+def nothing(folder: Path) -> None:
+    """Leave the operands as they are."""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "message"),
+    [
+        (missing, [], r"a \(A\.npy\) does not exist"),
+        (a_folder, [], r"a \(A\.npy\) is a directory"),
+        (truncated, [], r"a \(A\.npy\) is truncated: \(3, 4\) float64 takes 96 bytes after a .*"),
+        (text, [], r"a \(A\.npy\) is not a \.npy file \(it begins with b'1 2 3'\); write .*"),
+        (pickled, [], r"a \(A\.npy\) holds pickled Python objects, which are never loaded; .*"),
+        (
+            transposed,
+            [],
+            r"a \(shape \(4, 3\), dtype float64, .*\) and b .* do not go together: .*",
+        ),
+        (words, [], r"a \(A\.npy\) has dtype <U1, which cannot be multiplied: .*"),
+        (nothing, ["--memory", "nan"], r"memory='nan' is not a budget; give bytes, or text .*"),
+        (nothing, ["--memory", "3 apples"], r"memory='3 apples' is not a budget; .*"),
+        (nothing, ["--memory", "0"], r"the smallest tiles of .*, and memory= allows 0 B; .*"),
+        (nothing, ["--dtype", "int8"], r"float64 @ float64 is float64, which does not become .*"),
+        (nothing, ["--dtype", "number"], r"dtype='number' is not an element type: .*"),
+        (nothing, ["--devices", "cuda:0"], r".*; .* devices='cpu'"),
+        (nothing, ["--precision", "half"], r"precision='half' is not one of .*"),
+        (nothing, ["--verify=perhaps"], r"Option '--verify' does not take a value\. .*"),
+        (nothing, ["--fast"], r"No such option: --fast \(tilewise --help\)"),
+        (nothing, ["-o", "A.npy"], r"out \(A\.npy\) is the same file as a \(A\.npy\); inputs .*"),
+        (nothing, ["-o", "none/C.npy"], r"out \(none/C\.npy\) cannot be created: .* directory"),
+        (nothing, ["-o", "."], r"out \(\.\) is a directory; name a file in it, such as C\.npy"),
+        (nothing, ["-o", "C.csv"], r"out \(C\.csv\) would be a \.npy file; end its name in \.npy"),
+        (nothing, ["-o", "/proc/C.npy"], r"out \(/proc/C\.npy\) cannot be created: .*"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    folder: Path, capsys: Any, spoil: Any, arguments: list[str], message: str
+) -> None:
+    spoil(folder)
+    before = {path.name: path.is_file() and path.read_bytes() for path in folder.iterdir()}
+    assert main(["mul", "A.npy", "B.npy", "-o", "C.npy", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert re.fullmatch(f"tilewise: {message}\n", err), err
+    assert {path.name: path.is_file() and path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mul"], "Missing argument 'A.npy'"),
+        (["mul", "A.npy", "B.npy"], "Missing option '--out'"),
+        (["multiply"], "No such command 'multiply'"),
+        (["plan", "4x5", "4x5"], "do not go together"),
+        (["plan", "4x5:float99", "5x4"], "float99"),
+        (["plan", "4x", "5x4"], r"a \(4x\) does not exist"),
+        (["check", "A.npy", "B.npy", "C.npy"], r"c \(C\.npy\) does not exist"),
+        (["check", "A.npy", "B.npy", "B.npy"], r"should have the shape of a @ b, \(3, 5\)"),
+        (["check", "A.npy", "B.npy", "B.npy", "--rounds", "0"], "rounds"),
+    ],
+)
+def test_other_bad_input_is_one_line_too(
+    folder: Path, capsys: Any, arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert re.search(message, err), err
+    assert err.startswith("tilewise: ")
+    assert err.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line(folder: Path) -> None:
+    np.save("X.npy", np.ones((600, 600)))
+    limited = (
+        "import resource, sys, tilewise.cli as cli;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20));"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "mul", "X.npy", "X.npy", "-o", "C.npy"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(r"tilewise: out \(.*\) needs 2\.75 MiB and .* free: .*\n", done.stderr)
+    assert names(folder) == ["A.npy", "B.npy", "X.npy"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [
+        (signal.SIGINT, 130, "tilewise: interrupted; nothing was written\n"),
+        (signal.SIGTERM, 143, ""),
+    ],
+)
+def test_an_interrupt_leaves_nothing_behind(
+    folder: Path, number: int, code: int, message: str
+) -> None:
+    np.save("X.npy", np.ones((3000, 3000)))
+    Path("C.npy").write_bytes(b"what was there")
+    command = "tilewise mul X.npy X.npy -o C.npy --memory 8MiB"
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list(folder.glob("C.npy.part-*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (code, "", message)
+    assert names(folder) == ["A.npy", "B.npy", "C.npy", "X.npy"]
+    assert Path("C.npy").read_bytes() == b"what was there"
+
+
+def test_a_reader_that_leaves_early_is_no_error(folder: Path) -> None:
+    command = f"{sys.executable} -m tilewise plan 9x9 9x9 | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("p", "")

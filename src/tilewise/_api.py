@@ -6,14 +6,20 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import _arrays, _cpu, _memory
 from ._plan import Operand, Plan, make_plan
-from ._run import run_adopted
-from .errors import OptionError, ShapeError
+from ._run import run_on_device, run_on_host
+from .errors import DeviceError, OptionError, ShapeError
 from .numerics import dtypes
 
 __all__ = ["gemm", "matmul", "plan"]
+
+Array = NDArray[Any]
+
+#: What a plan has to know of a result that goes into host memory: that it has a place.
+_IN_HOST_MEMORY = ((), np.dtype(np.uint8), ())
 
 
 def matmul(
@@ -47,34 +53,34 @@ def matmul(
     precision : {None, "ieee", "tf32", "fp64-int8"}
         Allows less than the default bound, by name. The CPU never gives less.
     stream : object, optional
-        For operands in device memory only.
+        Of operands in device memory: where the product is put, anything with ``__cuda_stream__``.
+        By default the stream their library works on now (torch, CuPy), or CUDA's default stream.
     memory : int or str, optional
         Budget for what tilewise itself holds: the result, unless ``out`` is given, and its
         workspace. Bytes, or text such as "2GiB" or "80%".
     devices : str or list of str, optional
-        "cpu", or None to choose.
+        "cpu" or "cuda:0". By default operands are multiplied where they are.
     verify : bool
         Check the result by `check` before it is returned or written.
 
     Returns
     -------
     array (..., m, n)
-        Of the operands' kind; ``out`` itself if it was given; a scalar for two vectors. Host
-        operands block until the result is complete.
+        Of the operands' kind, where they are; ``out`` itself if it was given; a scalar for two
+        vectors. Host operands block until the result is complete; device operands return at once,
+        with the product in the order of the stream.
 
     Raises
     ------
     ShapeError, DTypeError, OptionError, BudgetError, DeviceError
         Before any work, naming the operand and what to do.
     CheckError
-        If ``verify`` found the result wrong; ``out`` is then untouched.
+        If ``verify`` found the result wrong; ``out`` in host memory is then untouched.
 
     Notes
     -----
     Each element obeys the bound that ``tilewise.plan(a, b)`` prints (docs/numerics.md).
     """
-    if stream is not None:
-        _refuse_stream(stream)
     if _arrays.is_group(a) or _arrays.is_group(b):
         _check_group(a, b, out)
         outs = [None] * len(a) if out is None else out
@@ -85,15 +91,25 @@ def matmul(
                 out=z,
                 dtype=dtype,
                 precision=precision,
+                stream=stream,
                 memory=memory,
                 devices=devices,
                 verify=verify,
             )
             for x, y, z in zip(a, b, outs, strict=True)
         ]
-    x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
-    made = _plan_for(x, y, out is not None, False, dtype, precision, memory, devices, verify)
-    return run_adopted(made, x, y, out, a, b)
+    index = _arrays.device_of(a, b, out)
+    if index is None:
+        if stream is not None:
+            raise _arrays.no_stream(stream)
+        x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
+        made = _plan_for(x, y, out, False, dtype, precision, memory, devices, verify)
+        return run_on_host(made, x, y, out, a, b)
+    handle = _arrays.stream_of(stream, index, a, b)
+    p, q = _arrays.adopt_device(a, "a", handle), _arrays.adopt_device(b, "b", handle)
+    target = None if out is None else _arrays.adopt_device(out, "out", handle)
+    made = _plan_for(p, q, target, False, dtype, precision, memory, devices, verify)
+    return run_on_device(made, p, q, out, target, a, b, handle)
 
 
 def gemm(
@@ -126,22 +142,23 @@ def gemm(
     ShapeError, DTypeError, OptionError
         Before any work; c is untouched.
     """
-    if stream is not None:
-        _refuse_stream(stream)
-    x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
-    made = _plan_for(x, y, True, True, None, precision, None, None, False)
-    target = _arrays.adopt_out(c, made.shape, made.dtype, "c")
-    alpha = _scalar(alpha, "alpha", made.compute_dtype)
-    beta = _scalar(beta, "beta", made.compute_dtype)
-    if _arrays.overlap(target, x):
-        x = x.copy()
-    if _arrays.overlap(target, y):
-        y = y.copy()
-    if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
-        kept = np.zeros(made.shape, made.dtype) if beta == 0 else target * beta
-        np.copyto(target, kept, casting="unsafe")
+    index = _arrays.device_of(a, b, c)
+    if index is None:
+        if stream is not None:
+            raise _arrays.no_stream(stream)
+        x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
+        made = _plan_for(x, y, c, True, None, precision, None, None, False)
+        target = _arrays.adopt_out(c, made.shape, made.dtype, "c")
+        _update_on_host(made, x, y, target, *_scalars(alpha, beta, made))
         return c
-    _cpu.execute(made, x, y, target, _cpu.Epilogue(alpha, beta))
+    from . import _gpu
+
+    handle = _arrays.stream_of(stream, index, a, b)
+    p, q = _arrays.adopt_device(a, "a", handle), _arrays.adopt_device(b, "b", handle)
+    r = _arrays.adopt_device(c, "c", handle)
+    made = _plan_for(p, q, r, True, None, precision, None, None, False)
+    _arrays.check_out(r, made.shape, made.dtype, "c", not r.is_readonly)
+    _gpu.multiply(made, p, q, r, handle, *_scalars(alpha, beta, made))
     return c
 
 
@@ -168,16 +185,34 @@ def plan(
     ShapeError, DTypeError, OptionError, BudgetError, DeviceError
         As `matmul` would.
     """
-    if stream is not None:
-        _refuse_stream(stream)
-    x, y = _described(a, "a"), _described(b, "b")
-    return _plan_for(x, y, out is not None, False, dtype, precision, memory, devices, verify)
+    index = _arrays.device_of(a, b, out)
+    if index is None:
+        if stream is not None:
+            raise _arrays.no_stream(stream)
+        x, y, target = _described(a, "a"), _described(b, "b"), out
+    else:
+        handle = _arrays.stream_of(stream, index, a, b)
+        x, y = _arrays.adopt_device(a, "a", handle), _arrays.adopt_device(b, "b", handle)
+        target = None if out is None else _arrays.adopt_device(out, "out", handle)
+    return _plan_for(x, y, target, False, dtype, precision, memory, devices, verify)
+
+
+def _update_on_host(made: Plan, x: Array, y: Array, target: Array, alpha: Any, beta: Any) -> None:
+    if _arrays.overlap(target, x):
+        x = x.copy()
+    if _arrays.overlap(target, y):
+        y = y.copy()
+    if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
+        kept = np.zeros(made.shape, made.dtype) if beta == 0 else target * beta
+        np.copyto(target, kept, casting="unsafe")
+    else:
+        _cpu.execute(made, x, y, target, _cpu.Epilogue(alpha, beta))
 
 
 def _plan_for(
     x: Any,
     y: Any,
-    out_given: bool,
+    out: Any,
     updates: bool,
     dtype: Any,
     precision: str | None,
@@ -185,16 +220,11 @@ def _plan_for(
     devices: Any,
     verify: bool,
 ) -> Plan:
+    """Return the plan for adopted operands, made once for each set of layouts and options."""
     return _cached_plan(
-        x.shape,
-        x.dtype,
-        x.strides,
-        x.flags.aligned if type(x) is np.ndarray else True,
-        y.shape,
-        y.dtype,
-        y.strides,
-        y.flags.aligned if type(y) is np.ndarray else True,
-        out_given,
+        _key(x),
+        _key(y),
+        None if out is None else _key(out) if hasattr(out, "owner") else _IN_HOST_MEMORY,
         updates,
         None if dtype is None else dtypes.dtype_named(dtype),
         precision,
@@ -204,17 +234,18 @@ def _plan_for(
     )
 
 
+def _key(x: Any) -> tuple[Any, ...]:
+    """Return what a plan depends on, of an operand, in the order of `Operand`'s fields."""
+    if type(x) is np.ndarray:
+        return x.shape, x.dtype, x.strides, x.flags.aligned
+    return x.shape, x.dtype, x.strides, x.aligned, x.where
+
+
 @lru_cache(maxsize=4096)
 def _cached_plan(
-    a_shape: tuple[int, ...],
-    a_dtype: np.dtype[Any],
-    a_strides: tuple[int, ...],
-    a_aligned: bool,
-    b_shape: tuple[int, ...],
-    b_dtype: np.dtype[Any],
-    b_strides: tuple[int, ...],
-    b_aligned: bool,
-    out_given: bool,
+    a: tuple[Any, ...],
+    b: tuple[Any, ...],
+    out: tuple[Any, ...] | None,
     updates: bool,
     dtype: np.dtype[Any] | None,
     precision: str | None,
@@ -222,22 +253,53 @@ def _cached_plan(
     devices: tuple[str, ...] | None,
     verify: bool,
 ) -> Plan:
+    left, right = Operand(*a), Operand(*b)
     return make_plan(
-        Operand(a_shape, a_dtype, a_strides, a_aligned),
-        Operand(b_shape, b_dtype, b_strides, b_aligned),
+        left,
+        right,
         dtype=dtype,
         precision=precision,
         memory_bytes=memory_bytes,
-        devices=devices,
-        out_given=out_given,
+        out=None if out is None else Operand(*out),
         updates=updates,
         verify=verify,
-        threads=_threads(),
+        gpu=_gpu_for(left.where, devices),
+        blas=_blas(),
     )
 
 
+def _gpu_for(where: str, devices: tuple[str, ...] | None) -> Any:
+    """Return the facts of the GPU to multiply on, or None for the CPU.
+
+    Operands in device memory are multiplied there, operands on the host by the CPU unless a GPU is
+    asked for.
+    """
+    if len(devices or ()) > 1:
+        raise OptionError(
+            f"devices={list(devices or ())}: this version multiplies on one device at a time"
+        )
+    is_on_gpu = where.startswith("cuda")
+    if devices is None and not is_on_gpu:
+        return None
+    asked = devices[0] if devices else where
+    if asked == "cpu" and not is_on_gpu:
+        return None
+    from .runtime.device import facts, index_of
+
+    try:
+        index = index_of(where if asked == "cpu" else asked)
+    except DeviceError as error:
+        raise DeviceError(f"device {asked!r} was asked for, and {error}") from None
+    if is_on_gpu and (asked == "cpu" or where != f"cuda:{index}"):
+        raise DeviceError(
+            f"devices={asked!r} was asked for, and the operands are on {where}; copy them there, "
+            "or leave devices out"
+        )
+    return facts(index)
+
+
 @lru_cache(maxsize=1)
-def _threads() -> str:
+def _blas() -> str:
     """Say which BLAS NumPy was built with; how many threads it takes is its own setting."""
     try:
         blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
@@ -251,13 +313,7 @@ def _threads() -> str:
 def _described(x: Any, name: str) -> Any:
     """Return an operand for planning: the array, or what has a shape and a dtype and no data."""
     is_array = isinstance(x, np.ndarray) or any(
-        hasattr(x, protocol)
-        for protocol in (
-            "__array__",
-            "__dlpack__",
-            "__cuda_array_interface__",
-            "__array_interface__",
-        )
+        hasattr(x, protocol) for protocol in ("__array__", "__dlpack__", "__array_interface__")
     )
     if not is_array and hasattr(x, "shape") and hasattr(x, "dtype"):
         return Operand.of(x)
@@ -273,6 +329,11 @@ def _check_group(a: Any, b: Any, out: Any) -> None:
         )
     if out is not None and (type(out) not in (list, tuple) or len(out) != len(a)):
         raise ShapeError(f"out of a grouped product is a list of {len(a)} arrays")
+
+
+def _scalars(alpha: Any, beta: Any, made: Plan) -> tuple[Any, Any]:
+    compute = made.compute_dtype
+    return _scalar(alpha, "alpha", compute), _scalar(beta, "beta", compute)
 
 
 def _scalar(value: Any, name: str, compute: np.dtype[Any]) -> Any:
@@ -313,10 +374,3 @@ def _device_names(devices: Any) -> tuple[str, ...]:
             f"devices={devices!r} is not a device; give 'cpu', 'cuda:0' or a list of such names"
         )
     return names
-
-
-def _refuse_stream(stream: Any) -> None:
-    raise OptionError(
-        f"stream={stream!r} was given, and the operands are in host memory; host products block "
-        "until done and take no stream"
-    )

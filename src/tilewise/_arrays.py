@@ -8,20 +8,38 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DeviceError, DTypeError, ShapeError, TilewiseError, describe
+from .errors import DeviceError, DTypeError, OptionError, ShapeError, TilewiseError, describe
 
-__all__ = ["adopt", "adopt_out", "give_back", "is_group", "overlap"]
+if TYPE_CHECKING:
+    from .runtime.arrays import DeviceArray
+
+__all__ = [
+    "adopt",
+    "adopt_device",
+    "adopt_out",
+    "check_out",
+    "common_library",
+    "device_of",
+    "empty_like",
+    "give_back",
+    "is_group",
+    "no_stream",
+    "overlap",
+    "stream_of",
+]
 
 #: Candidates that the exact test for shared memory may try before overlap is assumed.
 _OVERLAP_WORK: Any = 10_000
 
 #: DLPack device types that are host memory: CPU, CUDA pinned host, ROCm pinned host.
 _DLPACK_HOST = (1, 3, 11)
+#: And those of a GPU: CUDA, CUDA managed.
+_DLPACK_GPU = (2, 13)
 
 
 def adopt(x: Any, name: str) -> NDArray[Any]:
@@ -100,6 +118,14 @@ def adopt_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str)
     view = adopt(out, name)
     if type(out) is not np.ndarray and not np.shares_memory(view, adopt(out, name)):
         raise DTypeError(f"{name} ({type(out).__name__}) cannot be written in place; pass an array")
+    check_out(view, shape, dtype, name, view.flags.writeable)
+    return view
+
+
+def check_out(
+    view: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, is_writeable: bool
+) -> None:
+    """Raise unless ``view``, in host or device memory, can take a result."""
     if view.shape != shape:
         raise ShapeError(f"{describe(name, view)} must have exactly the result's shape {shape}")
     if view.dtype != dtype and view.dtype.newbyteorder("=") != dtype:
@@ -107,40 +133,116 @@ def adopt_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str)
             f"{describe(name, view)} must have exactly the result's dtype {dtype}; "
             f"ask for another result with dtype={str(view.dtype)!r}"
         )
-    if not view.flags.writeable:
+    if not is_writeable:
         raise DTypeError(f"{describe(name, view)} is read-only; pass an array that can be written")
     if any(step == 0 and size > 1 for step, size in zip(view.strides, shape, strict=True)):
         raise ShapeError(
             f"{describe(name, view)} has elements that share memory (a stride of 0); "
             "pass an array with a place for every element"
         )
-    return view
 
 
 def give_back(result: Any, *operands: Any) -> Any:
-    """Return ``result`` as an array of the operands' library; NumPy's stays as it is.
-
-    Operands of one library beside NumPy arrays give that library's kind. Operands of two such
-    libraries are refused, since neither kind would be expected.
-    """
-    kinds = {
-        name: x
-        for x in operands
-        if not isinstance(x, (np.ndarray, np.generic, list, tuple))
-        and (name := _library_name(x)) not in ("builtins", "numpy", "array")
-    }
-    if not kinds:
+    """Return ``result`` as an array of the operands' library; NumPy's stays as it is."""
+    library = common_library(*operands)
+    if library is None:
         return result
-    if len(kinds) > 1:
-        raise DTypeError(
-            f"operands of different libraries ({', '.join(sorted(kinds))}) have no common kind of "
-            "result; convert one of them"
-        )
-    library = sys.modules.get(next(iter(kinds)))
-    if kinds.get("torch") is not None and library is not None:
+    if library.__name__ == "torch":
         return _to_torch(np.asarray(result), library)
     from_dlpack = getattr(library, "from_dlpack", None)
     return result if from_dlpack is None else from_dlpack(np.asarray(result))
+
+
+def common_library(*operands: Any) -> ModuleType | None:
+    """Return the library whose arrays the operands are; None for NumPy's and plain Python's.
+
+    Operands of one library beside NumPy arrays are of that library. Two such libraries are refused,
+    since neither kind of result would be expected.
+    """
+    names = {_library_name(x) for x in operands if not isinstance(x, np.ndarray)}
+    names -= {"builtins", "numpy", "array"}
+    if len(names) > 1:
+        raise DTypeError(
+            f"operands of different libraries ({', '.join(sorted(names))}) have no common kind of "
+            "result; convert one of them"
+        )
+    return sys.modules.get(names.pop()) if names else None
+
+
+def device_of(*arrays: Any) -> int | None:
+    """Return the GPU whose memory the arrays are in, or None for host memory.
+
+    Raises
+    ------
+    DeviceError
+        If they are not all in one place.
+    """
+    for x in arrays:
+        if x is not None and type(x) is not np.ndarray:
+            break
+    else:
+        return None
+    named = zip(("a", "b", "out"), arrays, strict=False)
+    places = {name: _place(x) for name, x in named if x is not None}
+    if len(set(places.values())) > 1:
+        said = ", ".join(
+            f"{name} is in host memory" if index is None else f"{name} is on cuda:{index}"
+            for name, index in places.items()
+        )
+        raise DeviceError(f"{said}; operands and out must be in one place: copy one of them there")
+    return next(iter(places.values()))
+
+
+def stream_of(stream: Any, index: int, *operands: Any) -> int:
+    """Return the handle of the stream to work on: the one given, or the operands' library's own.
+
+    torch and CuPy have a current stream, on which their next operation will run; other libraries
+    get CUDA's default stream.
+    """
+    from .runtime import streams
+
+    library = common_library(*operands)
+    if stream is None and library is not None:
+        if library.__name__ == "torch":
+            return int(library._C._cuda_getCurrentRawStream(index)) or streams.DEFAULT
+        if library.__name__ == "cupy":
+            return int(library.cuda.get_current_stream(index).ptr) or streams.DEFAULT
+    return streams.handle_of(stream, index)
+
+
+def adopt_device(x: Any, name: str, stream: int) -> DeviceArray:
+    """Return the device array ``x``, complete for what follows on ``stream``."""
+    from .runtime.arrays import view
+
+    if _library_name(x) == "torch":
+        _check_torch(x, name)
+        x = x.resolve_conj().resolve_neg()
+    return view(x, name, stream)
+
+
+def empty_like(a: Any, b: Any, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any:
+    """Return a new device array of the operands' library, not yet written."""
+    library: Any = common_library(a, b)
+    name = getattr(library, "__name__", "")
+    if name == "torch":
+        return library.empty(shape, dtype=getattr(library, dtype.name), device=f"cuda:{index}")
+    if name == "cupy":
+        with library.cuda.Device(index):
+            return library.empty(shape, dtype)
+    namespace = getattr(a, "__array_namespace__", lambda: None)()
+    if namespace is None:
+        raise DeviceError(
+            f"{type(a).__module__} has no way to make a new array that tilewise knows; pass out="
+        )
+    return namespace.empty(shape, dtype=getattr(namespace, dtype.name), device=a.device)
+
+
+def no_stream(stream: Any) -> OptionError:
+    """Return the error for a stream beside operands in host memory."""
+    return OptionError(
+        f"stream={stream!r} was given, and the operands are in host memory; host products block "
+        "until done and take no stream"
+    )
 
 
 def is_group(x: Any) -> bool:
@@ -164,26 +266,50 @@ def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
     return False
 
 
+def _place(x: Any) -> int | None:
+    """Return the GPU whose memory ``x`` is in; None for the host's, and for what is no array."""
+    if isinstance(x, (np.ndarray, list, tuple)):
+        return None
+    if _library_name(x) == "torch":
+        return x.device.index if x.device.type == "cuda" else None
+    if hasattr(x, "__dlpack_device__"):
+        kind, index = x.__dlpack_device__()
+        return int(index) if int(kind) in _DLPACK_GPU else None
+    if hasattr(x, "__cuda_array_interface__"):
+        return _adopt_unordered(x).index
+    return None
+
+
+def _adopt_unordered(x: Any) -> DeviceArray:
+    from .runtime.arrays import view
+
+    return view(x, "an operand", None)
+
+
 def _library_name(x: Any) -> str:
     return type(x).__module__.partition(".")[0]
 
 
 def _on_device(x: Any, name: str) -> DeviceError:
     return DeviceError(
-        f"{name} ({type(x).__name__}, shape {tuple(x.shape)}) is in device memory, and this "
-        "version of tilewise multiplies host arrays; copy it to the host first"
+        f"{name} ({type(x).__name__}, shape {tuple(x.shape)}) is in the memory of a device that "
+        "tilewise does not multiply on; copy it to the host, or to an NVIDIA GPU"
     )
 
 
-def _adopt_torch(x: Any, name: str) -> NDArray[Any]:
+def _check_torch(x: Any, name: str) -> None:
     if x.requires_grad:
         raise DTypeError(
             f"{name} requires grad, and tilewise records no gradients; pass {name}.detach()"
         )
-    if x.device.type != "cpu":
-        raise _on_device(x, name)
     if str(x.layout) != "torch.strided":
         raise DTypeError(f"{name} is sparse ({x.layout}); pass {name}.to_dense()")
+
+
+def _adopt_torch(x: Any, name: str) -> NDArray[Any]:
+    _check_torch(x, name)
+    if x.device.type != "cpu":
+        raise _on_device(x, name)
     x = x.resolve_conj().resolve_neg()
     torch = sys.modules["torch"]
     try:

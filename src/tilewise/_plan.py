@@ -7,23 +7,26 @@ machine come in as an argument. Every "why this method? why these tiles?" is ans
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from . import _memory
+from ._arrays import check_out
 from ._run import run
-from .errors import BudgetError, DeviceError, DTypeError, OptionError, ShapeError
+from .errors import BudgetError, DTypeError, OptionError, ShapeError
 from .numerics import bounds, dtypes
 from .outofcore.schedule import Tiles, choose_tiles
 
 if TYPE_CHECKING:
+    from ._gpu import Recipe
     from .outofcore.schedule import Schedule
+    from .runtime.device import DeviceFacts
 
 __all__ = ["Operand", "Plan", "held_per_element", "make_plan", "result_shape"]
 
-Method = Literal["blas", "panels", "limbs", "or-and", "numpy"]
+Method = Literal["blas", "panels", "limbs", "or-and", "numpy", "hopper", "portable"]
 
 #: Workspace of the panel methods where no budget says otherwise. Tiles of this size keep BLAS
 #: at its full rate (docs/facts.md) and are small beside any matrix that is worth cutting.
@@ -44,7 +47,7 @@ class Operand:
     dtype: np.dtype[Any]
     strides: tuple[int, ...]  #: bytes
     aligned: bool = True
-    where: str = "memory"  #: "memory" or "file"
+    where: str = "memory"  #: "memory", "file" or "cuda:0"
 
     @classmethod
     def of(cls, x: Any) -> Operand:
@@ -81,6 +84,33 @@ class Operand:
         )
         return by_rows or by_columns
 
+    def copied(self, dtype: np.dtype[Any]) -> Operand:
+        """Describe the copy that a GPU gets: C-contiguous, a broadcast axis still a stride of 0."""
+        stored = tuple(
+            1 if step == 0 and n > 1 else n
+            for n, step in zip(self.shape, self.strides, strict=True)
+        )
+        steps = _c_strides(stored, dtype.itemsize)
+        strides = tuple(
+            0 if n != size else step
+            for n, size, step in zip(self.shape, stored, steps, strict=True)
+        )
+        return Operand(self.shape, dtype, strides)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes in memory of a broadcast operand, whose axes of stride 0 are stored once."""
+        sizes = [n for n, step in zip(self.shape, self.strides, strict=True) if step or n == 0]
+        return math.prod(sizes) * self.dtype.itemsize
+
+    def as_matrix(self, *, is_row: bool) -> Operand:
+        """Return a vector as the matrix it is multiplied as; a matrix as it is."""
+        if len(self.shape) > 1:
+            return self
+        if is_row:
+            return replace(self, shape=(1, *self.shape), strides=(0, *self.strides))
+        return replace(self, shape=(*self.shape, 1), strides=(*self.strides, 0))
+
     def __str__(self) -> str:
         return f"{self.shape} {self.dtype}" + ("" if self.where == "memory" else f", {self.where}")
 
@@ -113,11 +143,13 @@ class Plan:
     bits: str
     why: tuple[str, ...]
     verify: bool = False
-    threads: str = field(default="", compare=False)
+    runs_on: str = field(default="", compare=False)  #: the BLAS, or the GPU's name
     schedule: Schedule | None = None  #: how a product of files is cut; None in memory
+    recipe: Recipe | None = None  #: what is launched; None on the CPU
+    out: Operand | None = None  #: where a GPU writes, if that was given
 
-    def __call__(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
-        """Return ``a @ b`` as planned; blocks until done.
+    def __call__(self, a: Any, b: Any, /, *, out: Any = None, stream: Any = None) -> Any:
+        """Return ``a @ b`` as planned; host operands block until done, device operands do not.
 
         Parameters
         ----------
@@ -125,13 +157,15 @@ class Plan:
             Operands of the planned shapes, dtypes and strides.
         out : array, optional
             Where to write the result: exactly its shape and dtype, any strides.
+        stream : object, optional
+            For operands in device memory; anything with ``__cuda_stream__``.
 
         Raises
         ------
         ShapeError
             If an operand is not the one that was planned for.
         """
-        return run(self, a, b, out)
+        return run(self, a, b, out, stream)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain numbers, strings and lists, for programs."""
@@ -167,18 +201,28 @@ class Plan:
             "bits": self.bits,
             "why": list(self.why),
             "verify": self.verify,
+            "kernels": None
+            if self.recipe is None
+            else {
+                "family": self.recipe.family,
+                "launches": [step.kernel for step in self.recipe.steps],
+                "expected_us": self.recipe.expected_us,
+            },
             "schedule": None if self.schedule is None else self.schedule.to_dict(),
         }
 
     def __str__(self) -> str:
         lines = [
             f"product    {self.a} @ {self.b} -> {self.shape} {self.dtype}",
-            f"runs on    {self.device}" + (f", {self.threads}" if self.threads else ""),
+            f"runs on    {self.device}" + (f", {self.runs_on}" if self.runs_on else ""),
             f"method     {self.method}, sums in {self.compute_dtype}",
             *(self._in_memory() if self.schedule is None else [str(self.schedule)]),
             f"error      {self.bound.text}",
             f"bits       {self.bits}",
         ]
+        if self.recipe is not None:
+            names = ", ".join(step.kernel for step in self.recipe.steps) or "none"
+            lines.insert(3, f"kernels    {names}; about {self.recipe.expected_us:.0f} µs")
         if self.verify:
             lines.append("verify     the result is checked before it is returned")
         lines += [("why        " if i == 0 else "           ") + w for i, w in enumerate(self.why)]
@@ -207,11 +251,11 @@ def make_plan(
     dtype: np.dtype[Any] | None = None,
     precision: str | None = None,
     memory_bytes: int | None = None,
-    devices: tuple[str, ...] | None = None,
-    out_given: bool = False,
+    out: Operand | None = None,
     updates: bool = False,
     verify: bool = False,
-    threads: str = "",
+    gpu: DeviceFacts | None = None,
+    blas: str = "",
 ) -> Plan:
     """Return the plan for ``a @ b``, or raise before any work.
 
@@ -222,20 +266,24 @@ def make_plan(
     dtype : numpy.dtype, optional
         Result type, computed without overflow on the way.
     precision : {None, "ieee", "tf32", "fp64-int8"}
-        Less than the default promise is allowed only by name; the CPU never gives less.
+        Less than the default promise is allowed only by name; this version never gives less.
     memory_bytes : int, optional
-        What tilewise may hold: the result, unless ``out_given``, and its workspace.
-    devices : tuple of str, optional
-        Devices that were asked for; None means any.
+        What tilewise may hold where it computes: the result, unless ``out`` is given, and its
+        workspace; of host operands that a GPU multiplies, their copies too.
+    out : Operand, optional
+        Where the result goes, if the caller says.
     updates : bool
         Whether the result is scaled and added to what is there, as `gemm` does.
+    gpu : DeviceFacts, optional
+        The GPU to multiply on; without it, the CPU does.
+    blas : str
+        What to call the CPU's BLAS.
 
     Raises
     ------
-    ShapeError, DTypeError, OptionError, BudgetError, DeviceError
+    ShapeError, DTypeError, OptionError, BudgetError
         Naming the operand, and what to do.
     """
-    _check_device(devices)
     a_dtype, b_dtype = dtypes.canonical(a.dtype, "a"), dtypes.canonical(b.dtype, "b")
     batch, m, n, k, shape = result_shape(a, b)
     promoted = dtypes.product_dtype(a_dtype, b_dtype)
@@ -243,46 +291,9 @@ def make_plan(
     _check_cast(promoted, result, a_dtype, b_dtype)
     _check_precision(precision, promoted)
     compute = dtypes.accumulator(result, a_dtype, b_dtype)
-    work = math.prod(batch) * m * n * k
-    why: list[str] = []
-    method = _choose_method(a, b, a_dtype, b_dtype, result, compute, work, updates, why)
-    if precision in ("tf32", "fp64-int8"):
-        why.append(f"precision {precision!r} allows less; the CPU gives the full bound")
-
     result_bytes = math.prod(shape) * result.itemsize
-    held_result = 0 if out_given else result_bytes
-    room = DEFAULT_WORKSPACE_BYTES
-    if memory_bytes is not None:
-        room = min(room, max(memory_bytes - held_result, 0))
-    tiles = None
-    matrices_at_once = workspace = 0
-    if method in ("panels", "limbs", "or-and"):
-        panel_bytes, tile_bytes = held_per_element(method, compute)
-        tiles = choose_tiles(
-            m, n, k, panel_bytes=panel_bytes, tile_bytes=tile_bytes, budget_bytes=room
-        )
-        if tiles is None:
-            workspace = 2 * panel_bytes + tile_bytes
-        else:
-            is_whole = tiles.count == 1 and tiles.tile_k >= k
-            matrices_at_once = room // tiles.workspace_bytes if is_whole else 1
-            matrices_at_once = max(min(matrices_at_once, math.prod(batch)), 1)
-            workspace = matrices_at_once * tiles.workspace_bytes
-    held = held_result + workspace
-    if memory_bytes is not None and held > memory_bytes:
-        size = _memory.format_bytes
-        raise BudgetError(
-            f"the result {shape} {result} takes {size(held_result)} and the workspace at least "
-            f"{size(workspace)}, and memory= allows {size(memory_bytes)}; raise the budget, or "
-            "pass out=np.memmap(...) to write the result to a file"
-        )
-    if method == "blas":
-        bits = "this plan: np.matmul's; same BLAS and threads, same bits"
-    elif compute.kind in "biu":
-        bits = "exact: every device and every plan gives these"
-    else:
-        bits = "this plan: same BLAS and threads, same bits"
-    return Plan(
+    held_bytes = 0 if out is not None else result_bytes
+    plan = Plan(
         a=a,
         b=b,
         shape=shape,
@@ -291,20 +302,146 @@ def make_plan(
         m=m,
         n=n,
         k=k,
-        device="cpu",
-        method=method,
+        device="cpu" if gpu is None else f"cuda:{gpu.index}",
+        method="numpy",
         compute_dtype=compute,
         precision=precision,
+        tiles=None,
+        matrices_at_once=0,
+        workspace_bytes=0,
+        held_bytes=held_bytes,
+        moved_bytes=a.nbytes + b.nbytes + result_bytes,
+        bound=bounds.bound(k, a_dtype, b_dtype, result, device="cpu" if gpu is None else "cuda"),
+        bits="exact: every device and every plan gives these",
+        why=(),
+        verify=verify,
+        runs_on=blas if gpu is None else gpu.name,
+    )
+    if gpu is None:
+        plan = _on_cpu(plan, a_dtype, b_dtype, updates, memory_bytes)
+    else:
+        plan = _on_gpu(plan, a_dtype, b_dtype, updates, memory_bytes, out, gpu)
+    if precision in ("tf32", "fp64-int8"):
+        less = f"precision {precision!r} allows less; this gives the full bound"
+        plan = replace(plan, why=(*plan.why, less))
+    if memory_bytes is not None and plan.held_bytes > memory_bytes:
+        size = _memory.format_bytes
+        raise BudgetError(
+            f"the result {shape} {result} takes {size(held_bytes)} and what it is computed with at "
+            f"least {size(plan.held_bytes - held_bytes)}, and memory= allows {size(memory_bytes)}; "
+            "raise the budget, or pass out=np.memmap(...) to write the result to a file"
+        )
+    return plan
+
+
+def _on_cpu(
+    plan: Plan,
+    a_dtype: np.dtype[Any],
+    b_dtype: np.dtype[Any],
+    updates: bool,
+    memory_bytes: int | None,
+) -> Plan:
+    why: list[str] = []
+    method = _choose_method(plan, a_dtype, b_dtype, updates, why)
+    room = DEFAULT_WORKSPACE_BYTES
+    if memory_bytes is not None:
+        room = min(room, max(memory_bytes - plan.held_bytes, 0))
+    tiles = None
+    matrices_at_once = workspace = 0
+    if method in ("panels", "limbs", "or-and"):
+        panel_bytes, tile_bytes = held_per_element(method, plan.compute_dtype)
+        tiles = choose_tiles(
+            plan.m,
+            plan.n,
+            plan.k,
+            panel_bytes=panel_bytes,
+            tile_bytes=tile_bytes,
+            budget_bytes=room,
+        )
+        if tiles is None:
+            workspace = 2 * panel_bytes + tile_bytes
+        else:
+            is_whole = tiles.count == 1 and tiles.tile_k >= plan.k
+            matrices_at_once = room // tiles.workspace_bytes if is_whole else 1
+            matrices_at_once = max(min(matrices_at_once, math.prod(plan.batch)), 1)
+            workspace = matrices_at_once * tiles.workspace_bytes
+    bits = plan.bits
+    if method == "blas":
+        bits = "this plan: np.matmul's; same BLAS and threads, same bits"
+    elif plan.compute_dtype.kind not in "biu":
+        bits = "this plan: same BLAS and threads, same bits"
+    return replace(
+        plan,
+        method=method,
         tiles=tiles,
         matrices_at_once=matrices_at_once,
         workspace_bytes=workspace,
-        held_bytes=held,
-        moved_bytes=a.nbytes + b.nbytes + result_bytes,
-        bound=bounds.bound(k, a_dtype, b_dtype, result),
+        held_bytes=plan.held_bytes + workspace,
         bits=bits,
         why=tuple(why),
-        verify=verify,
-        threads=threads,
+    )
+
+
+def _on_gpu(
+    plan: Plan,
+    a_dtype: np.dtype[Any],
+    b_dtype: np.dtype[Any],
+    updates: bool,
+    memory_bytes: int | None,
+    out: Operand | None,
+    gpu: DeviceFacts,
+) -> Plan:
+    from ._gpu import recipe
+
+    held = plan.held_bytes
+    operands = []
+    for x, dtype in ((plan.a, a_dtype), (plan.b, b_dtype)):
+        if x.where == "memory":
+            x = x.copied(dtype)
+            held += x.stored_bytes
+        operands.append(x)
+    if out is not None and out.where != "memory":
+        check_out(out, plan.shape, plan.dtype, "out", True)
+        plan = replace(plan, out=out)
+    else:
+        # A result that goes back to the host is held on the GPU whoever holds it there.
+        held = max(held, plan.held_bytes + math.prod(plan.shape) * plan.dtype.itemsize)
+        out = Operand(plan.shape, plan.dtype, _c_strides(plan.shape, plan.dtype.itemsize))
+    c_strides = list(out.strides)
+    if len(plan.b.shape) == 1:
+        c_strides.append(0)
+    if len(plan.a.shape) == 1:
+        c_strides.insert(len(c_strides) - 1, 0)
+    c = replace(out, shape=(*plan.batch, plan.m, plan.n), strides=tuple(c_strides))
+    made = recipe(
+        operands[0].as_matrix(is_row=True),
+        operands[1].as_matrix(is_row=False),
+        c,
+        plan.batch,
+        gpu=gpu,
+        updates=updates,
+        workspace_bytes=None if memory_bytes is None else max(memory_bytes - held, 0),
+    )
+    bits = "K alone: C[i, j] depends on row i of A, column j of B and K, and on nothing else"
+    why = [made.why] if made.why else []
+    if (
+        plan.compute_dtype.kind == "f"
+        and gpu.fp64_rate < 1 / 8
+        and plan.compute_dtype.itemsize == 8
+    ):
+        why.append(
+            f"float64 runs at 1/{round(1 / gpu.fp64_rate)} of float32's rate on {gpu.name}, and "
+            "that rate is the limit; float32 operands run at the full one, with a bound of "
+            f"{bounds.bound(plan.k, *[np.dtype('f4')] * 3).text}"
+        )
+    return replace(
+        plan,
+        method=made.family,
+        recipe=made,
+        workspace_bytes=made.workspace_bytes,
+        held_bytes=held + made.workspace_bytes,
+        bits=plan.bits if plan.compute_dtype.kind in "biu" else bits,
+        why=tuple(why),
     )
 
 
@@ -339,16 +476,9 @@ def result_shape(a: Operand, b: Operand) -> tuple[tuple[int, ...], int, int, int
 
 
 def _choose_method(
-    a: Operand,
-    b: Operand,
-    a_dtype: np.dtype[Any],
-    b_dtype: np.dtype[Any],
-    result: np.dtype[Any],
-    compute: np.dtype[Any],
-    work: int,
-    updates: bool,
-    why: list[str],
+    plan: Plan, a_dtype: np.dtype[Any], b_dtype: np.dtype[Any], updates: bool, why: list[str]
 ) -> Method:
+    a, b, result, compute = plan.a, plan.b, plan.dtype, plan.compute_dtype
     if compute not in dtypes.BLAS_DTYPES and compute.kind in "fc":
         why.append(f"no BLAS has {compute}; NumPy's own loop multiplies it")
         return "numpy"
@@ -358,7 +488,7 @@ def _choose_method(
         )
         return "or-and"
     if compute.kind in "iu":
-        if work <= _SMALL_INTEGER_PRODUCT:
+        if math.prod(plan.batch) * plan.m * plan.n * plan.k <= _SMALL_INTEGER_PRODUCT:
             why.append("too small for anything but NumPy's own loop to pay")
             return "numpy"
         why.append(
@@ -384,15 +514,6 @@ def _choose_method(
         f"one rounding to {result}"
     )
     return "panels"
-
-
-def _check_device(devices: tuple[str, ...] | None) -> None:
-    for device in devices or ():
-        if device != "cpu":
-            raise DeviceError(
-                f"device {device!r} was asked for, and this version of tilewise multiplies on the "
-                "CPU; pass devices='cpu' or leave it out"
-            )
 
 
 def _check_cast(

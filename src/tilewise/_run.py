@@ -1,6 +1,6 @@
 """Running a plan: is the operand the one planned for, is there room, does the result hold.
 
-The arithmetic is elsewhere (`_cpu`); what was decided, and why, stands in the plan.
+The arithmetic is elsewhere (`_cpu`, `_gpu`); what was decided, and why, stands in the plan.
 """
 
 from __future__ import annotations
@@ -11,20 +11,98 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _arrays, _cpu, _memory
-from .errors import BudgetError, CheckError, ShapeError, describe
+from .errors import BudgetError, CheckError, OptionError, ShapeError, describe
 
 if TYPE_CHECKING:
     from ._plan import Plan
+    from .runtime.arrays import DeviceArray
 
-__all__ = ["run", "run_adopted"]
+__all__ = ["run", "run_on_device", "run_on_host"]
 
 #: A product that holds less than this is not held against the free memory: asking costs more.
 _CHECKED_BYTES = 256 << 20
 
 
-def run(plan: Plan, a: Any, b: Any, out: Any) -> Any:
+def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
     """Run a plan on operands, after checking that they are those it was made for."""
-    x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
+    index = _arrays.device_of(a, b, out)
+    if index is None:
+        if plan.device == "cpu" and stream is not None:
+            raise _arrays.no_stream(stream)
+        x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
+        _check_planned(plan, x, y)
+        return run_on_host(plan, x, y, out, a, b)
+    handle = _arrays.stream_of(stream, index, a, b)
+    p, q = _arrays.adopt_device(a, "a", handle), _arrays.adopt_device(b, "b", handle)
+    target = None if out is None else _arrays.adopt_device(out, "out", handle)
+    _check_planned(plan, p, q)
+    if plan.recipe is None or (target is not None) != (plan.out is not None):
+        raise OptionError(
+            "this plan is for host operands, or differs in whether out= is given; make a plan with "
+            "the same arguments"
+        )
+    if target is not None and plan.out is not None and target.strides != plan.out.strides:
+        raise ShapeError(
+            f"{describe('out', target)} is not what this plan is for: strides {plan.out.strides}; "
+            "make a plan for it"
+        )
+    return run_on_device(plan, p, q, out, target, a, b, handle)
+
+
+def run_on_host(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: Any, a: Any, b: Any) -> Any:
+    """Run a plan on the host arrays ``x`` and ``y`` that the operands ``a`` and ``b`` became."""
+    if out is None:
+        if plan.held_bytes > _CHECKED_BYTES:
+            _check_available(plan)
+        result = _compute(plan, x, y, None)
+        if plan.verify:
+            _verify(x, y, result)
+        if a is x and b is y:
+            return result
+        return _arrays.give_back(result, a, b)
+    target = _arrays.adopt_out(out, plan.shape, plan.dtype, "out")
+    if plan.verify or _arrays.overlap(target, x, y):
+        # A wrong result must not replace what is there, nor an operand change while it is read.
+        result = _compute(plan, x, y, None)
+        if plan.verify:
+            _verify(x, y, result)
+        np.copyto(target, result)
+    else:
+        _compute(plan, x, y, target)
+    return out
+
+
+def run_on_device(
+    plan: Plan,
+    x: DeviceArray,
+    y: DeviceArray,
+    out: Any,
+    target: DeviceArray | None,
+    a: Any,
+    b: Any,
+    stream: int,
+) -> Any:
+    """Put a plan for the device arrays ``x`` and ``y`` on a stream; returns at once."""
+    from . import _gpu
+
+    result = out
+    if target is None:
+        result = _arrays.empty_like(a, b, plan.shape, plan.dtype, x.index)
+        target = _arrays.adopt_device(result, "the result", stream)
+    else:
+        _arrays.check_out(target, plan.shape, plan.dtype, "out", not target.is_readonly)
+    if not plan.verify:
+        _gpu.multiply(plan, x, y, target, stream)
+        return result
+    from .runtime.arrays import to_host
+
+    a_host, b_host = to_host(x, stream), to_host(y, stream)  # before out, which may overlap them
+    _gpu.multiply(plan, x, y, target, stream)
+    _verify(a_host, b_host, to_host(target, stream))
+    return result
+
+
+def _check_planned(plan: Plan, x: Any, y: Any) -> None:
     for name, given, planned in (("a", x, plan.a), ("b", y, plan.b)):
         if (
             given.shape != planned.shape
@@ -35,30 +113,14 @@ def run(plan: Plan, a: Any, b: Any, out: Any) -> Any:
                 f"{describe(name, given)} is not what this plan is for: shape {planned.shape}, "
                 f"dtype {planned.dtype}, strides {planned.strides}; make a plan for it"
             )
-    return run_adopted(plan, x, y, out, a, b)
 
 
-def run_adopted(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: Any, a: Any, b: Any) -> Any:
-    """Run a plan on the arrays ``x`` and ``y`` that the operands ``a`` and ``b`` became."""
-    if out is None:
-        if plan.held_bytes > _CHECKED_BYTES:
-            _check_available(plan)
-        result = _cpu.execute(plan, x, y, None)
-        if plan.verify:
-            _verify(x, y, result)
-        if a is x and b is y:
-            return result
-        return _arrays.give_back(result, a, b)
-    target = _arrays.adopt_out(out, plan.shape, plan.dtype, "out")
-    if plan.verify or _arrays.overlap(target, x, y):
-        # A wrong result must not replace what is there, nor an operand change while it is read.
-        result = _cpu.execute(plan, x, y, None)
-        if plan.verify:
-            _verify(x, y, result)
-        np.copyto(target, result)
-    else:
-        _cpu.execute(plan, x, y, target)
-    return out
+def _compute(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: NDArray[Any] | None) -> Any:
+    if plan.recipe is None:
+        return _cpu.execute(plan, x, y, out)
+    from . import _gpu
+
+    return _gpu.multiply_host(plan, x, y, out)
 
 
 def _check_available(plan: Plan) -> None:

@@ -28,6 +28,14 @@ class DeviceFacts:
     shared_bytes_per_block: int
     driver_version: int
 
+    @property
+    def fp64_rate(self) -> float:
+        """The rate of float64 arithmetic, of float32's.
+
+        Source: CUDA C++ Programming Guide, "Arithmetic Instructions", operations a clock cycle.
+        """
+        return 1 / 2 if self.capability in ((8, 0), (9, 0), (10, 0)) else 1 / 64
+
 
 def count() -> int:
     """Return how many GPUs this process sees."""

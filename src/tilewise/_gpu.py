@@ -1,0 +1,282 @@
+"""Products on a GPU: which kernels a plan launches, and launching them.
+
+Two families of kernels multiply: ``hopper`` (bfloat16 and float16 on Hopper's tensor cores) and
+``portable`` (everything else, everywhere). Both say for a problem what is launched, in which order,
+with which arguments; here problems are made of operands, launches are prepared once a plan, and a
+call passes pointers. Bits depend on the operands and K alone, whichever family it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels import find, hopper_plan, portable_plan
+from .kernels.hopper_plan import Step, Strides
+from .runtime import memory, streams
+from .runtime.arrays import DeviceArray, contiguous_strides, copied, to_device, to_host
+from .runtime.device import DeviceFacts, facts
+from .runtime.launch import Launch
+
+if TYPE_CHECKING:
+    from ._plan import Operand, Plan
+
+__all__ = ["Recipe", "multiply", "multiply_host", "recipe"]
+
+_HOPPER_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How one product is computed on a GPU: launches in order, and what they need."""
+
+    family: Literal["hopper", "portable"]
+    steps: tuple[Step, ...]
+    workspace_bytes: int
+    expected_us: float
+    why: str
+    offsets: tuple[tuple[int, int, int], ...]
+    """Where a, b and c begin, in bytes, for each run of the steps: batches of more than two axes
+    that do not merge take several."""
+
+
+def recipe(
+    a: Operand,
+    b: Operand,
+    c: Operand,
+    batch: tuple[int, ...],
+    *,
+    gpu: DeviceFacts,
+    updates: bool,
+    workspace_bytes: int | None,
+) -> Recipe:
+    """Return how a product of device operands is computed; pure.
+
+    Parameters
+    ----------
+    a, b, c : Operand (..., m, k), (..., k, n) and (*batch, m, n)
+        With two axes at least; c is the result, which may be of another type than the product.
+    batch : tuple of int
+        The broadcast batch axes.
+    gpu : DeviceFacts
+        The device.
+    updates : bool
+        Whether alpha and beta come with the call.
+    workspace_bytes : int, optional
+        Scratch memory allowed.
+    """
+    stacks = tuple(_stack(x, batch) for x in (a, b, c))
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    axes = _merged(batch, stacks)
+    outside, (outer, inner) = axes[:-2], axes[-2:]
+    strides = [
+        Strides(
+            outer=outer.steps[i] // x.dtype.itemsize,
+            inner=inner.steps[i] // x.dtype.itemsize,
+            row=stack[-2] // x.dtype.itemsize,
+            col=stack[-1] // x.dtype.itemsize,
+            is_aligned=x.aligned,
+        )
+        for i, (x, stack) in enumerate(zip((a, b, c), stacks, strict=True))
+    ]
+    offsets = tuple(_places(outside))
+    hopper = _hopper(a, b, c, (m, n, k), strides, (outer.size, inner.size), gpu, updates)
+    if hopper is not None:
+        choice = hopper_plan.choose(hopper, gpu.multiprocessors)
+        if workspace_bytes is None or choice.workspace_bytes <= workspace_bytes:
+            return Recipe(
+                family="hopper",
+                steps=hopper_plan.launches(hopper, choice),
+                workspace_bytes=choice.workspace_bytes,
+                expected_us=choice.expected_us * len(offsets),
+                why=choice.why,
+                offsets=offsets,
+            )
+    portable = portable_plan.choose(
+        portable_plan.Problem(
+            m=m,
+            n=n,
+            k=k,
+            a=strides[0],
+            b=strides[1],
+            c=strides[2],
+            a_dtype=a.dtype.name,
+            b_dtype=b.dtype.name,
+            c_dtype=c.dtype.name,
+            outer=outer.size,
+            inner=inner.size,
+            is_scaled=updates,
+            has_beta=updates,
+        ),
+        capability=gpu.capability,
+        multiprocessors=gpu.multiprocessors,
+        workspace_bytes=workspace_bytes,
+    )
+    return Recipe(
+        family="portable",
+        steps=portable.steps,
+        workspace_bytes=portable.workspace_bytes,
+        expected_us=portable.expected_us * len(offsets),
+        why=portable.why,
+        offsets=offsets,
+    )
+
+
+def multiply(
+    plan: Plan,
+    a: DeviceArray,
+    b: DeviceArray,
+    c: DeviceArray,
+    stream: int,
+    alpha: complex = 1,
+    beta: complex = 0,
+) -> None:
+    """Put ``c = alpha·a·b + beta·c`` on a stream and return; c may overlap an operand."""
+    with ExitStack() as held:
+        if c.overlaps(a):
+            a = held.enter_context(copied(a, stream))
+        if c.overlaps(b):
+            b = held.enter_context(copied(b, stream))
+        _launch(plan, a, b, c, stream, (alpha.real, beta.real, alpha.imag, beta.imag))
+
+
+def multiply_host(
+    plan: Plan, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None
+) -> NDArray[Any]:
+    """Return the product of host arrays: copied in, multiplied, copied out; blocks until done."""
+    index = int(plan.device.partition(":")[2])
+    stream = streams.DEFAULT
+    nbytes = math.prod(plan.shape) * plan.dtype.itemsize
+    with ExitStack() as held:
+        x = held.enter_context(to_device(a, index, stream))
+        y = held.enter_context(to_device(b, index, stream))
+        room = held.enter_context(memory.allocate(nbytes, index, stream, "the result"))
+        strides = contiguous_strides(plan.shape, plan.dtype.itemsize)
+        c = DeviceArray(room.pointer, plan.shape, strides, plan.dtype, index, False, room)
+        _launch(plan, x, y, c, stream, (1, 0, 0, 0))
+        result = to_host(c, stream)
+    if out is None:
+        return result if plan.shape else result[()]
+    np.copyto(out, result)
+    return out
+
+
+def _launch(
+    plan: Plan,
+    a: DeviceArray,
+    b: DeviceArray,
+    c: DeviceArray,
+    stream: int,
+    numbers: tuple[float, ...],
+) -> None:
+    made = plan.recipe
+    assert made is not None
+    launches = _prepared(plan, c.index)
+    with ExitStack() as held:
+        scratch = 0
+        if made.workspace_bytes:
+            lent = memory.workspace(c.index).on(stream, made.workspace_bytes)
+            scratch = held.enter_context(lent)
+        for a_at, b_at, c_at in made.offsets:
+            pointers = (a.pointer + a_at, b.pointer + b_at, c.pointer + c_at, scratch)
+            for step, launch in zip(made.steps, launches, strict=True):
+                launch(stream, tuple(pointers[i] for i in step.operands), numbers[: step.numbers])
+
+
+_preparing = threading.Lock()
+
+
+def _prepared(plan: Plan, index: int) -> tuple[Launch, ...]:
+    with _preparing:
+        return _prepare(plan, index)
+
+
+@lru_cache(maxsize=1024)
+def _prepare(plan: Plan, index: int) -> tuple[Launch, ...]:
+    assert plan.recipe is not None
+    what = f"{plan.a} @ {plan.b} -> {plan.shape} {plan.dtype}"
+    family, capability = plan.recipe.family, facts(index).capability
+    return tuple(
+        Launch(find(family, step.kernel, capability), index, step.grid, step.arguments, what=what)
+        for step in plan.recipe.steps
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A batch axis, and the byte steps of a, b and c along it."""
+
+    size: int
+    steps: tuple[int, int, int]
+
+
+def _stack(x: Operand, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the byte steps along each batch axis (0 where repeated), the rows and the columns."""
+    own = [0 if n == 1 else step for n, step in zip(x.shape[:-2], x.strides[:-2], strict=True)]
+    return (*[0] * (len(batch) - len(own)), *own, *x.strides[-2:])
+
+
+def _merged(batch: tuple[int, ...], stacks: tuple[tuple[int, ...], ...]) -> list[_Axis]:
+    """Return the batch axes with neighbours made one where all steps allow it; two at least."""
+    axes: list[_Axis] = []
+    for i, size in enumerate(batch):
+        if size == 1:
+            continue
+        steps = (stacks[0][i], stacks[1][i], stacks[2][i])
+        last = axes[-1] if axes else None
+        if last and all(far == size * near for far, near in zip(last.steps, steps, strict=True)):
+            axes[-1] = _Axis(last.size * size, steps)
+        else:
+            axes.append(_Axis(size, steps))
+    return [_Axis(1, (0, 0, 0))] * (2 - len(axes)) + axes
+
+
+def _places(axes: list[_Axis]) -> Iterator[tuple[int, int, int]]:
+    for position in itertools.product(*(range(axis.size) for axis in axes)):
+        at = [(i, axis.steps) for i, axis in zip(position, axes, strict=True)]
+        a, b, c = (sum(i * steps[operand] for i, steps in at) for operand in range(3))
+        yield a, b, c
+
+
+def _hopper(
+    a: Operand,
+    b: Operand,
+    c: Operand,
+    sizes: tuple[int, int, int],
+    strides: list[Strides],
+    batch: tuple[int, int],
+    gpu: DeviceFacts,
+    updates: bool,
+) -> hopper_plan.Problem | None:
+    """Return the problem for Hopper's own kernels, if it is one of theirs."""
+    names = a.dtype.name, b.dtype.name, c.dtype.name
+    if (
+        gpu.capability != (9, 0)
+        or names[0] != names[1]
+        or names[0] not in ("bfloat16", "float16")
+        or names[2] not in (names[0], "float32")
+        or 0 in (*sizes, *batch)
+    ):
+        return None
+    return hopper_plan.Problem(
+        m=sizes[0],
+        n=sizes[1],
+        k=sizes[2],
+        a=strides[0],
+        b=strides[1],
+        c=strides[2],
+        outer=batch[0],
+        inner=batch[1],
+        dtype=_HOPPER_TYPES[names[0]],
+        out=_HOPPER_TYPES[names[2]],
+        has_beta=updates,
+    )

@@ -1,0 +1,156 @@
+"""Arrays in the memory of a GPU, whoever made them: seen, ordered on a stream, copied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.errors import DeviceError, DTypeError
+
+from . import driver, streams
+from .device import current
+from .memory import allocate, write
+
+__all__ = ["DeviceArray", "contiguous_strides", "copied", "to_device", "to_host", "view"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """A view of an array in the memory of GPU ``index``; strides are in bytes, as NumPy's."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    index: int
+    is_readonly: bool
+    owner: Any  #: keeps the memory alive
+
+    @property
+    def where(self) -> str:
+        return f"cuda:{self.index}"
+
+    @property
+    def aligned(self) -> bool:
+        """Whether its first element stands on a multiple of 16 bytes."""
+        return self.pointer % 16 == 0
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The addresses between which all its elements lie."""
+        if 0 in self.shape:
+            return self.pointer, self.pointer
+        steps = [(n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)]
+        low = self.pointer + sum(step for step in steps if step < 0)
+        high = self.pointer + sum(step for step in steps if step > 0) + self.dtype.itemsize
+        return low, high
+
+    def overlaps(self, other: DeviceArray) -> bool:
+        """Whether both may share memory; told by their extents."""
+        (low, high), (other_low, other_high) = self.extent, other.extent
+        return self.index == other.index and low < other_high and other_low < high
+
+
+def view(x: Any, name: str, stream: int | None) -> DeviceArray:
+    """Return a foreign device array, whose data is complete for what follows on ``stream``.
+
+    Parameters
+    ----------
+    x : object
+        Anything with ``__dlpack__`` or ``__cuda_array_interface__``.
+    name : str
+        The operand's name, for messages.
+    stream : int or None
+        A handle, as `streams.handle_of` gives it; None looks at the array and orders nothing.
+
+    Raises
+    ------
+    DTypeError
+        If its element type has no name here.
+    DeviceError
+        If its library does not hand it over.
+    """
+    driver.require()
+    from cuda.core.utils import StridedMemoryView
+
+    try:
+        seen = StridedMemoryView.from_any_interface(x, stream_ptr=stream)
+        dtype = np.dtype(seen.dtype)
+    except NotImplementedError as error:
+        raise DTypeError(
+            f"{name} ({type(x).__name__}) has an element type that NumPy knows through ml_dtypes: "
+            f"pip install ml_dtypes ({error})"
+        ) from None
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise DeviceError(f"{name} ({type(x).__name__}) is not handed over: {error}") from error
+    shape = tuple(seen.shape)
+    if seen.strides is None:
+        strides = contiguous_strides(shape, dtype.itemsize)
+    else:
+        strides = tuple(step * dtype.itemsize for step in seen.strides)
+    span = sum(abs(step) * (n - 1) for n, step in zip(shape, strides, strict=True) if n > 1)
+    if span >= 2**62:
+        raise DeviceError(
+            f"{name} (shape {shape}, dtype {dtype}, strides {strides}) spans more than any memory; "
+            "its strides are damaged"
+        )
+    return DeviceArray(
+        int(seen.ptr), shape, strides, dtype, int(seen.device_id), bool(seen.readonly), seen
+    )
+
+
+@contextmanager
+def to_device(x: NDArray[Any], index: int, stream: int) -> Iterator[DeviceArray]:
+    """Lend a copy of a host array on a GPU; a broadcast one is not expanded."""
+    single = tuple(
+        slice(0, 1) if step == 0 and n > 1 else slice(None)
+        for n, step in zip(x.shape, x.strides, strict=True)
+    )
+    compact = np.ascontiguousarray(x[single], x.dtype.newbyteorder("="))
+    strides = tuple(
+        0 if n != size else step
+        for n, size, step in zip(x.shape, compact.shape, compact.strides, strict=True)
+    )
+    with allocate(compact.nbytes, index, stream, "an operand") as memory:
+        write(memory, compact, stream)
+        yield DeviceArray(memory.pointer, x.shape, strides, compact.dtype, index, True, memory)
+
+
+def to_host(x: DeviceArray, stream: int) -> NDArray[Any]:
+    """Copy a device array to the host, after what is before it on the stream."""
+    low, high = x.extent
+    raw = np.empty(high - low, np.uint8)
+    if raw.size:
+        doing = f"copying {raw.size} bytes from cuda:{x.index}"
+        with current(x.index) as cuda:
+            driver.check(cuda.cuMemcpyDtoHAsync(raw.ctypes.data, low, raw.size, stream), doing)
+        streams.synchronize(stream, x.index)
+    start = raw[x.pointer - low :][: x.dtype.itemsize].view(x.dtype) if raw.size else raw
+    return np.lib.stride_tricks.as_strided(start, x.shape, x.strides)
+
+
+@contextmanager
+def copied(x: DeviceArray, stream: int) -> Iterator[DeviceArray]:
+    """Lend a copy of an array on its own device, with the same strides."""
+    low, high = x.extent
+    with allocate(high - low + 16, x.index, stream, "a copy of an operand") as memory:
+        # The copy stands where the array does modulo 16: what was planned for it still fits.
+        place = memory.pointer + low % 16
+        with current(x.index) as cuda:
+            driver.check(
+                cuda.cuMemcpyDtoDAsync(place, low, high - low, stream), "copying an operand"
+            )
+        yield DeviceArray(
+            place + x.pointer - low, x.shape, x.strides, x.dtype, x.index, True, memory
+        )
+
+
+def contiguous_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    """Return the byte strides of a C-contiguous array."""
+    return tuple(item_bytes * math.prod(shape[i + 1 :]) for i in range(len(shape)))

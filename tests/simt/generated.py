@@ -58,12 +58,16 @@ def scale(values, place, by):
 # In a template <i>, <f>, <d> and <c> stand for an expression: integer, float32, float64, condition;
 # <0..9> for a literal in that range.
 LEAVES = {
-    "i": (
-        "i0 i1 i2 tx gid n THREE cuda.blockIdx.x cuda.blockDim.x cuda.threadIdx.y A.shape[0] "
-        "X[gid%n] X[(i0+7)%n] np.int64(U[gid%n]) H[tx%n] L[i1%4] <-9..40> <-9..40>"
-    ).split(),
-    "f": "f0 f1 A[gid%n] A[(i0*3+1)%n] HALF np.float32(<-40..40>.25) np.float32(gid)".split(),
-    "d": "d0 D[gid%n] <-99..99>.5 1e-3".split(),
+    "i": [
+        "i0", "i1", "i2", "tx", "gid", "n", "THREE", "cuda.blockIdx.x", "cuda.blockDim.x",
+        "cuda.threadIdx.y", "A.shape[0]", "X[gid%n]", "X[(i0+7)%n]", "np.int64(U[gid%n])",
+        "H[tx%n]", "L[i1%4]", "<-9..40>", "<-9..40>",
+    ],
+    "f": [
+        "f0", "f1", "A[gid%n]", "A[(i0*3+1)%n]", "A[2]", "HALF", "np.float32(<-40..40>.25)",
+        "np.float32(gid)",
+    ],
+    "d": ["d0", "D[gid%n]", "<-99..99>.5", "1e-3"],
     "c": [
         "<i> < <i>", "<i> <= <i> < <i>", "<i> == <i>", "<f> > f0", "<i> % 3 != 0", "tx > 3",
         "n > 5", "cuda.blockIdx.x == 0", "d0 >= <d>", "M[gid%n]", "bool(<i>)",
@@ -81,8 +85,8 @@ COMPOUND = {
     ],
     "f": [
         "(<f> + <f> * <f>)", "(<f> * <f> + <f>)", "(<f> - <f> * <f>)", "(<f> * <f> - <f>)",
-        "(-(<f> * <f>) + <f>)", "abs((<f> * <f>) * <f>)", "((f0 + <f>) / <f>)", "(-<f>)", "abs(<f>)",
-        "min(<f>, <f>)", "max(<f>, <f>)", "(<f> if <c> else <f>)", "math.sqrt(abs(<f>))",
+        "(-(<f> * <f>) + <f>)", "abs((<f> * <f>) * <f>)", "((f0 + <f>) / <f>)", "(-<f>)",
+        "abs(<f>)", "min(<f>, <f>)", "max(<f>, <f>)", "(<f> if <c> else <f>)", "math.sqrt(abs(<f>))",
         "np.float32(<d>)", "np.float32(<i>)", "math.floor(<f>)", "clip(<f>, f0, f1)", "float(<f>)",
     ],
     "d": [
@@ -97,10 +101,10 @@ COMPOUND = {
 }  # fmt: skip
 STATEMENTS = {
     "assign": [
-        "i0 = np.int64(<i>)", "i1 = np.int64(<i>)", "i2 = np.int64(<i>)", "f0 = <f>", "f1 = <f>", "d0 = <d>",
-        "i0 += <i>", "i1 *= <i>", "i2 -= <i>", "i1 //= <i>", "i0 ^= 5", "i1 <<= 1",
-        "f0 += <f> * <f>", "f1 -= <f> * <f>", "f0 = abs(f0 * <f>)", "d0 += <d>", "L[abs(i0) % 4] = <i>",
-        "i0, i1 = i1, i0", "f0, f1 = f1, f0", "i0, i1, i2 = i2, i0, i1", "i1 = i2 = i0",
+        "i0 = np.int64(<i>)", "i1 = np.int64(<i>)", "i2 = np.int64(<i>)",
+        "f0 = <f>", "f1 = <f>", "d0 = <d>", "i0 += <i>", "i1 *= <i>", "i2 -= <i>", "i1 //= <i>", "i0 ^= 5", "i1 <<= 1",
+        "f0 += <f> * <f>", "f1 -= <f> * <f>", "f0 = abs(f0 * <f>)", "d0 += <d>",
+        "L[abs(i0) % 4] = <i>", "i0, i1 = i1, i0", "f0, f1 = f1, f0", "i0, i1, i2 = i2, i0, i1", "i1 = i2 = i0",
         "f0, f1 = both_ways(f0, f1)", "i0 = clip(i0, -5, i1)", "f1 = scale(K, 0, f0)",
     ],
     "store": [
@@ -111,8 +115,14 @@ STATEMENTS = {
         "cuda.atomic.xor(V, (0, abs(i2) % 3), <i>)",
     ],
     "together": [
-        "S[tid] = f0\nSI[tid, 0] = i0\ncuda.syncthreads()\nf1 = S[(tid + <1..5>) % 32]\n"
-        "i1 += SI[(tid * 3 + 1) % 32, 0]\ncuda.syncthreads()",
+        """
+S[tid] = f0
+SI[tid, 0] = i0
+cuda.syncthreads()
+f1 = S[(tid + <1..5>) % 32]
+i1 += SI[(tid * 3 + 1) % 32, 0]
+cuda.syncthreads()
+""",
         "f0 = cuda.shfl_down_sync(0xffffffff, f0, 3)", "d0 = cuda.shfl_up_sync(0xffffffff, d0, 2)",
         "i0 = cuda.shfl_xor_sync(0xffffffff, i0, 1)",
         "f1 = cuda.shfl_sync(0xffffffff, f0, abs(i0) % 8)",
@@ -218,7 +228,8 @@ class _Writer:
         same = uniform and self.rng.random() < 0.5
         self.emit(f"for {k} in range({self.rng.choice(UNIFORM_RANGES if same else RANGES)}):")
         self.emit(
-            "    " + self.rng.choice([f"i0 += {k}", f"f0 += np.float32({k})", f"i1 = np.int64({k})"])
+            "    "
+            + self.rng.choice([f"i0 += {k}", f"f0 += np.float32({k})", f"i1 = np.int64({k})"])
         )
         outer = self.loops
         # From a loop with barriers in it no thread may break away from the others.

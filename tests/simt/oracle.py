@@ -60,7 +60,7 @@ def round_to(exact, dtype):
     unit = Fraction(2) ** max(exponent - digits + 1, lowest)
     rounded = round(size / unit) * unit
     value = math.inf if rounded >= Fraction(2) ** highest else float(rounded)
-    return dtype(math.copysign(value, exact))
+    return dtype(value if exact > 0 else -value)
 
 
 def _triple(value):
@@ -380,7 +380,7 @@ class _Thread:
 
 
 def _rebound(function, cuda, known):
-    """Return the function with the names of the dialect, and device functions, made this thread's."""
+    """Return the function with the dialect's names, and device functions, made this thread's."""
     if function in known:
         return known[function]
     scope = dict(function.__globals__)

@@ -248,6 +248,12 @@ class Calls(Expressions):
                 node, f"cuda.atomic.{how} works on {', '.join(map(types.name_of, allowed))}, "
                 f"not on {types.name_of(array.type)}"
             )  # fmt: skip
+        if array.type[0] == "f" and how in ("add", "sub"):
+            self.note(
+                node,
+                "atomics on floats are done in the order of threads and blocks; on a GPU the order, "
+                "and so the rounding, differs from run to run",
+            )
         where = node.args[1] if indexed else ast.copy_location(ast.Constant(0), node)
         indices = where.elts if isinstance(where, ast.Tuple) else [where]
         codes = self.indices(node, array, indices)

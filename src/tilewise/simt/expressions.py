@@ -280,7 +280,7 @@ class Expressions:
         return Value(code, result, uniform, rank=rank)
 
     def _product(self, a: Value, b: Value) -> Value:
-        a, b = self.named(a), self.named(b)
+        a, b = self.named(self.use(a)), self.named(self.use(b))
         product = Product(a.code, b.code, (a.type, *sorted((a.code, b.code))), self.place)
         rank = max(a.rank, b.rank) + 1
         return Value(
@@ -292,14 +292,16 @@ class Expressions:
         if not types.is_float(base.type) or abs(exponent) > 64:
             power = f"power({base.type!r}, {base.code}, {exponent})"
             return Value(power, base.type, base.uniform, rank=base.rank + 1)
-        result = one = self.number(types.dtype_of(base.type).type(1), node)
+        result: Value | None = None
         factor, left = base, abs(exponent)
         while left:
             if left & 1:
-                result = factor if result is one else self._product(self.use(result), factor)
+                result = factor if result is None else self._product(result, factor)
             left >>= 1
             if left:
-                factor = self.use(self.named(self._product(factor, factor)))
+                factor = self.named(self._product(factor, factor))
+        if result is None:
+            return self.number(types.dtype_of(base.type).type(1), node)
         if exponent < 0:
             wide = self.cast(result, "f8")
             inverse = Value(f"truediv(float64(1), {wide.code})", "f8", wide.uniform, rank=wide.rank)
@@ -319,6 +321,8 @@ class Expressions:
             candidates = [first]
         rank = max(left.rank, right.rank) + 1
         uniform = left.uniform and right.uniform
+        if kind == "f2" and (left.product or right.product):
+            self.note(node, "float16: a product is rounded by itself; fusing is not modelled")
         if not candidates:
             a, b = (self._addend(node, side, kind) for side in (left, right))
             code = f"({a} {_INFIX[operator]} {b})"

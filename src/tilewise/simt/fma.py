@@ -60,7 +60,8 @@ def fma_f8(x: Any, y: Any, z: Any) -> Any:
         return plain
     upper, rest = _two_sum(z, low)
     top, below = _two_sum(high, upper)
-    result = top + _sum_to_odd(below, rest)
+    # Zeros of either sign come out right from the one addition, not from the sum of parts.
+    result = np.where(rounded, top + _sum_to_odd(below, rest), plain)
     if odd.any():
         lanes = np.nonzero(np.broadcast_to(odd, result.shape))
         parts = (np.broadcast_to(v, result.shape)[lanes] for v in (x, y, z))

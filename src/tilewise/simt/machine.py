@@ -78,7 +78,8 @@ def launch(
         raise OptionError(f"max_steps={max_steps!r} must be an integer of 1 or more")
     ids = geometry.block_ids(blocks)
     types, values = bind(source, arguments)
-    spec = specialise(source, types)
+    with np.errstate(all="ignore"):  # constants are converted here
+        spec = specialise(source, types)
     if spec.shared_bytes > _SHARED_LIMIT:
         raise KernelError(
             f"{source.filename}:{source.tree.lineno}: {source.name} declares {spec.shared_bytes} "

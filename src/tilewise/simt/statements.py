@@ -144,6 +144,10 @@ class Statements(Calls):
             word = self.function.intrinsic(node.func)
             if word in ("shared.array", "local.array"):
                 return self._declare(node, target.id, word)
+        if isinstance(node, ast.Tuple) and isinstance(target, ast.Tuple):
+            pairs = zip(node.elts, target.elts, strict=False)
+            if len(node.elts) == len(target.elts):
+                return TupleValue(tuple(self._assigned(*pair) for pair in pairs))
         return self.any(node)
 
     def _assign(self, target: ast.expr, value: AnyValue) -> None:
@@ -158,8 +162,10 @@ class Statements(Calls):
                 self._assign(inner, copy)
         elif isinstance(target, ast.Subscript):
             array, indices = self.subscript(target)
-            if not isinstance(array, ArrayValue) or not isinstance(value, Value):
-                raise self.error(target, "only an element of an array can be assigned a number")
+            if not isinstance(array, ArrayValue):
+                raise self.error(target, "a tuple's items cannot be assigned")
+            if not isinstance(value, Value):
+                raise self.error(target, "an element is a number; this is an array or a tuple")
             held = self.named(value)
             self.store(target, array, self.indices(target, array, indices), held)
         else:
@@ -184,7 +190,7 @@ class Statements(Calls):
         elif isinstance(node.target, ast.Subscript):
             array, indices = self.subscript(node.target)
             if not isinstance(array, ArrayValue):
-                raise self.error(node, "only an element of an array can be assigned a number")
+                raise self.error(node, "a tuple's items cannot be assigned")
             codes = [self._fixed(code) for code in self.indices(node.target, array, indices)]
             old = self.load(node.target, array, codes)
             new = self.binary(node, operator, old, self.value(node.value))

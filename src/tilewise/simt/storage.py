@@ -134,7 +134,7 @@ class Storage:
             else:
                 in_place(self._data, np.unravel_index(where, self.shape), values[0])
             return None
-        before = np.zeros(lanes, self._held)
+        before = np.full(lanes, poison(self.info.dtype)).astype(self._held)
         before[active] = self._one_by_one(_ATOMICS[how], where, values)
         return before
 
@@ -163,7 +163,7 @@ class Storage:
         if self._flat is not None:
             if isinstance(where, np.ndarray):
                 return self._flat.take(where)
-            return self._flat[where : where + 1]
+            return self._flat[where : where + 1].copy()  # later stores must not show in it
         at = np.unravel_index(np.atleast_1d(where), self.shape)
         return np.asarray(self._data[at])
 

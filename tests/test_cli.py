@@ -111,8 +111,8 @@ def test_D12_a_plan_tells_where_everything_is(side: int, is_whole: bool, capsys:
     assert "of 1.00 GiB" in lines["memory"]
     assert re.search(r"\d [KMGT]?i?B: a (once|\d+ times), b (once|\d+ times)", lines["reads"])
     assert re.search(r"\d [KMGT]?i?B", lines["writes"])
-    assert re.search(r"about [\d.e+-]+ (s|minutes|hours|days), at", lines["time"])
-    assert re.search(r"arithmetic, if the disk moves \d+ MB/s", lines["limit"])
+    assert re.search(r"about [\d.]+ (s|minutes|hours|days), at", lines["time"])
+    assert re.search(r"arithmetic, if the disk moves [\d.]+ [KMG]?i?B in a second", lines["limit"])
     assert lines["error"].startswith("|C")
     assert lines["bits"]
 

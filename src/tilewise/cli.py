@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+#: For how long ``plan`` multiplies small matrices to learn the rate of this machine.
+_RATE_SECONDS = 0.2
+
 app = typer.Typer(
     name="tilewise",
     epilog="Exit codes: 0 done or proven; 1 a check failed; 2 could not, with the reason.",
@@ -179,6 +182,7 @@ def plan(
     tilewise plan 50000x50000 50000x50000 --dtype float64 --memory 8GiB
     tilewise plan 10000x50000:uint8 50000x10000:uint8 --dtype int32
     """
+    from ._memory import format_bytes
     from .outofcore.pipeline import plan_files
 
     with ExitStack() as files:
@@ -196,12 +200,13 @@ def plan(
         _print_json({**made.to_dict(), "expected": expected})
         return
     print(made)
-    rate, disk = expected["flops_per_s"] / 1e9, expected["disk_bytes_per_s"] / 1e6
-    print(
-        f"time       about {_duration(expected['seconds'])}, at the {rate:.0f} GFLOP/s that a small "
-        "product reached just now\n"
-        f"limit      arithmetic, if the disk moves {disk:.0f} MB/s; else the disk"
-    )
+    if expected["seconds"]:
+        disk = format_bytes(int(expected["disk_bytes_per_s"]))
+        print(
+            f"time       about {_duration(expected['seconds'])}, at the "
+            f"{expected['flops_per_s'] / 1e9:.3g} GFLOP/s of a small product just now\n"
+            f"limit      arithmetic, if the disk moves {disk} in a second; else the disk"
+        )
 
 
 @app.command()
@@ -317,10 +322,10 @@ def _expected(made: Plan) -> dict[str, float]:
 
     from . import matmul
 
-    side = 512
+    side = 1024 if made.method in ("blas", "panels", "or-and") else 256
     x, y = (np.ones((side, side), operand.dtype) for operand in (made.a, made.b))
-    seconds = []
-    for _ in range(3):
+    seconds: list[float] = []
+    while sum(seconds) < _RATE_SECONDS:
         start = time.perf_counter()
         matmul(x, y, dtype=made.dtype)
         seconds.append(time.perf_counter() - start)
@@ -334,10 +339,10 @@ def _expected(made: Plan) -> dict[str, float]:
 
 
 def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60), ("s", 1)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.2g} s"
+    return f"{max(seconds, 1e-3):.3f} s"
 
 
 def _split(devices: str | None) -> list[str] | None:

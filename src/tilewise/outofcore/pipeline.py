@@ -36,7 +36,7 @@ from .schedule import (
 __all__ = ["Progress", "multiply_files", "plan_files"]
 
 Array = NDArray[Any]
-Path = str | os.PathLike[str]
+FilePath = str | os.PathLike[str]
 Report = Callable[["Progress"], object]
 
 #: Products of fewer multiplications, about a second's work, run as one call where they fit: their
@@ -47,9 +47,9 @@ _TILED_WHY = ("panels are read, and results written, beside BLAS at work",)
 
 
 def multiply_files(
-    a: Path,
-    b: Path,
-    out: Path,
+    a: FilePath,
+    b: FilePath,
+    out: FilePath,
     /,
     *,
     dtype: Any = None,

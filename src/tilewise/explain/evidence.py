@@ -6,7 +6,7 @@ of the arguments, and keeps what was seen in an :class:`Evidence`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from .. import simt
 from ..errors import KernelError, OptionError
 from ..simt.arguments import Geometry, bind
 from ..simt.events import Access, ArrayInfo, Barrier, Fault, Launch
-from ..simt.hazards import BlockClass, Coverage, Found, Hazard, HazardWatch
+from ..simt.hazards import BlockClass, Coverage, Found, Hazard, HazardWatch, elements_at
 from ..simt.memory import HalfWarpRule
 from ..simt.occupancy import TARGETS, Target
 from ..simt.program import Program
@@ -116,6 +116,23 @@ class Evidence:
             self._followed[block] = follow(self.trial, block)
         return self._followed[block]
 
+    def moved(self, each: BlockClass, name: str, op: str) -> tuple[NDArray[np.int64], ...] | None:
+        """By how many elements, an axis, the members of a class touch an array farther on.
+
+        None where the places that touch it are shifted differently.
+        """
+        sites = [t.site.id for t in self.touching(name, op=op)]
+        shifts = [each.shift(site) for site in sites]
+        if not shifts or any((shift != shifts[0]).any() for shift in shifts):
+            return None
+        array = self.array(name)
+        corner = self.followed(each.representative).lowest.get((name, op), 0)
+        start = elements_at(array, np.array([corner]))
+        return tuple(
+            index - int(first[0])
+            for index, first in zip(elements_at(array, corner + shifts[0]), start, strict=True)
+        )
+
     def reads_range(self, name: str) -> tuple[int, int] | None:
         """The least and the greatest number of reads of any element of a global array.
 
@@ -144,13 +161,6 @@ class Evidence:
                 shift = classes[block].shift(site) // array.dtype.itemsize
                 _add_shifted(total, counts, shift)
         return total.reshape(array.shape)
-
-    def blocks_apart(self) -> Iterable[tuple[BlockClass, NDArray[np.int64]]]:
-        """Each class with (x, y, z) of its members, (3, members)."""
-        width, height, _ = self.trial.grid
-        for each in self.partition.classes:
-            ids = each.members
-            yield each, np.stack([ids % width, ids // width % height, ids // (width * height)])
 
     def without_barrier(self, line: int) -> Hazard | None:
         """The first hazard that appears when the barrier on a line is taken out; None if none.

@@ -32,6 +32,8 @@ class Follower:
         self.fills: dict[str, NDArray[np.int64]] = {}
         #: The elements of global arrays that each thread writes, without repeats.
         self.writes: dict[str, dict[int, dict[tuple[int, ...], None]]] = {}
+        #: The lowest byte offset that is touched, by array and "load" or "store".
+        self.lowest: dict[tuple[str, str], int] = {}
         self.barriers = 0
 
     def on_launch(self, launch: Launch) -> None:
@@ -52,7 +54,11 @@ class Follower:
             if access.op == "store":
                 self._count(self.fills, array, active)
             return
-        index = elements_at(array, access.offset[0][active])
+        offsets = access.offset[0][active]
+        lowest = int(offsets.min())
+        key = array.name, access.op
+        self.lowest[key] = min(lowest, self.lowest.get(key, lowest))
+        index = elements_at(array, offsets)
         if access.op != "store":
             self._count(self.loads, array, active)
             ends = [(int(axis.min()), int(axis.max())) for axis in index]

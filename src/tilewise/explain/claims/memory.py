@@ -155,16 +155,16 @@ def reused(times: Times, *, formula: str | None = None) -> Claim:
     """Threads load so many elements from shared memory for one that they load from global."""
 
     def judge(seen: Evidence) -> Judgement:
-        rows = seen.recorder.totals.values()
-        shared, device = (
-            sum(t.lanes for t in rows if (t.array.space, t.op) == (space, "load"))
-            for space in ("shared", "global")
-        )
+        loads = [t for t in seen.recorder.totals.values() if t.op == "load"]
+        staged = [t for t in loads if t.array.space == "shared"]
+        shared = sum(t.lanes for t in staged)
+        device = sum(t.lanes for t in loads if t.array.space == "global")
         if not shared or not device:
             return refuted("nothing is loaded from shared memory")
         want, got = times(seen) if callable(times) else times, shared / device
         detail = f"{shared:,} loads of shared memory for {device:,} of global: {got:,g} times"
-        return holds(seen, detail) if got == want else refuted(detail)
+        line = staged[0].site.line
+        return holds(seen, detail, line=line) if got == want else refuted(detail, line)
 
     said = formula or (f"{times:,g}" if not callable(times) else "so many")
     return Claim(f"what is loaded from global memory is used {said} times", judge)

@@ -57,20 +57,18 @@ def barrier_needed(line: int | None = None, *, nth: int | None = None) -> Claim:
     Judged by running the kernel without it: needed if that brings a race, or a read of shared
     memory that nothing has written.
     """
-    if (line is None) == (nth is None):
-        raise OptionError("barrier_needed takes a line, or nth=")
+    if (line is None) == (nth is None) or (nth is not None and nth < 1):
+        raise OptionError("barrier_needed takes a line, or nth= from 1")
     which = f"the barrier on line {line}" if nth is None else f"barrier {nth}"
 
     def judge(seen: Evidence) -> Judgement:
         at = line
-        if at is None:
+        if nth is not None:
             lines = sorted({s.line for s in seen.program.sites if s.kind == "barrier"})
-            assert nth is not None
-            if not 1 <= nth <= len(lines):
-                raise OptionError(
-                    f"{seen.program.name} has {len(lines)} barriers and no barrier {nth}"
-                )
+            if nth > len(lines):
+                return refuted(f"{seen.program.name} has {len(lines)} barriers")
             at = lines[nth - 1]
+        assert at is not None
         hazard = seen.without_barrier(at)
         if hazard is None:
             return refuted("without it no race and no unwritten read appears", at)

@@ -198,9 +198,11 @@ def _reads_band(array: str, output: str, axis: int) -> Claim:
         if len(shape) != 2:
             return not_checked(f"{array} is not a matrix in the source, so rows are not told apart")
         said = ""
-        for block, followed in _followed(seen):
+        for each in seen.partition.classes[:_FOLLOWED]:
+            block = each.representative
+            followed = seen.followed(block)
             box = followed.boxes.get(array)
-            elements = [e for each in followed.writes.get(output, {}).values() for e in each]
+            elements = [e for by in followed.writes.get(output, {}).values() for e in by]
             if box is None or not elements:
                 continue
             written = (min(e[axis] for e in elements), max(e[axis] for e in elements))
@@ -209,6 +211,19 @@ def _reads_band(array: str, output: str, axis: int) -> Claim:
                 return refuted(
                     f"block {_block(seen, block)} writes {what} {written[0]}–{written[1]} of "
                     f"{output} and reads {what} {box[axis][0]}–{box[axis][1]} of {array}"
+                )
+            # The other blocks of the class read and write as many rows or columns farther on.
+            reads, writes = seen.moved(each, array, "load"), seen.moved(each, output, "store")
+            if reads is None or writes is None:
+                return not_checked(f"{array} or {output} is touched in several ways")
+            apart = (reads[axis] != writes[axis]) | (reads[1 - axis] != 0)
+            if apart.any():
+                at = int(apart.argmax())
+                return refuted(
+                    f"block {_block(seen, int(each.members[at]))} writes {what} "
+                    f"{written[0] + writes[axis][at]}–{written[1] + writes[axis][at]} of {output} "
+                    f"and reads {what} {box[axis][0] + reads[axis][at]}–"
+                    f"{box[axis][1] + reads[axis][at]} of {array}"
                 )
             said = f"such as {what} {written[0]}–{written[1]} in block {_block(seen, block)}"
         return _of_classes(seen, f"the {what} of {array} that it writes of {output}, {said}")

@@ -78,21 +78,22 @@ COMPOUND = {
         "(<i> + <i>)", "(<i> - <i>)", "(<i> * <i>)", "(<i> // <i>)", "(<i> % <i>)", "(<i> & <i>)",
         "(<i> | <i>)", "(<i> ^ <i>)", "(<i> << (<i> & 7))", "(<i> >> (<i> & 15))", "(-<i>)",
         "(~<i>)", "min(<i>, <i>)", "max(<i>, <i>, 3)", "abs(<i>)", "np.int64(<i> if <c> else <i>)",
-        "int(<f>)", "np.int32(<i>)", "np.int64(-np.uint8(<i>))", "int(np.int16(<d>))", "(<i> ** 2)",
-        "collatz(abs(<i>) % 50)", "int(<c>)", "np.int64(U[gid%n] * np.uint64(<i>))",
+        "int(<f>)", "np.int32(<i>)", "np.int64(-np.uint8(<i>))", "int(np.int16(<d>))",
+        "(<i> ** 2)", "collatz(abs(<i>) % 50)", "int(<c>)", "np.int64(U[gid%n] * np.uint64(<i>))",
         "np.int64(U[gid%n] // np.uint64(abs(<i>)))", "np.int64(U[gid%n] >> (<i> & 31))",
         "np.int64(np.uint8(<i>) << (<i> & 7))", "np.int64(~np.uint16(<i>))",
     ],
     "f": [
         "(<f> + <f> * <f>)", "(<f> * <f> + <f>)", "(<f> - <f> * <f>)", "(<f> * <f> - <f>)",
         "(-(<f> * <f>) + <f>)", "abs((<f> * <f>) * <f>)", "((f0 + <f>) / <f>)", "(-<f>)",
-        "abs(<f>)", "min(<f>, <f>)", "max(<f>, <f>)", "(<f> if <c> else <f>)", "math.sqrt(abs(<f>))",
-        "np.float32(<d>)", "np.float32(<i>)", "math.floor(<f>)", "clip(<f>, f0, f1)", "float(<f>)",
+        "abs(<f>)", "min(<f>, <f>)", "max(<f>, <f>)", "(<f> if <c> else <f>)",
+        "math.sqrt(abs(<f>))", "np.float32(<d>)", "np.float32(<i>)", "math.floor(<f>)",
+        "clip(<f>, f0, f1)", "float(<f>)",
     ],
     "d": [
         "(<d> + <d> * <d>)", "(<d> - <d> * <d>)", "abs(<d> * <d>)", "(<d> + float(<f>) * 2.0)",
-        "(<f> + 0.5)", "(float(<i>) / 3)", "abs(<i> * np.float32(0.5))", "(<d> - <i>)", "(<i> / 7)",
-        "math.sqrt(abs(<d>))", "max(<d>, <d>)", "np.float64(<f>)",
+        "(<f> + 0.5)", "(float(<i>) / 3)", "abs(<i> * np.float32(0.5))", "(<d> - <i>)",
+        "(<i> / 7)", "math.sqrt(abs(<d>))", "max(<d>, <d>)", "np.float64(<f>)",
     ],
     "c": [
         "(<c> and <c>)", "(<c> or <c>)", "not (<c>)", "(gid < n and A[gid] > f0)",
@@ -101,11 +102,12 @@ COMPOUND = {
 }  # fmt: skip
 STATEMENTS = {
     "assign": [
-        "i0 = np.int64(<i>)", "i1 = np.int64(<i>)", "i2 = np.int64(<i>)",
-        "f0 = <f>", "f1 = <f>", "d0 = <d>", "i0 += <i>", "i1 *= <i>", "i2 -= <i>", "i1 //= <i>", "i0 ^= 5", "i1 <<= 1",
+        "i0 = np.int64(<i>)", "i1 = np.int64(<i>)", "i2 = np.int64(<i>)", "f0 = <f>", "f1 = <f>",
+        "d0 = <d>", "i0 += <i>", "i1 *= <i>", "i2 -= <i>", "i1 //= <i>", "i0 ^= 5", "i1 <<= 1",
         "f0 += <f> * <f>", "f1 -= <f> * <f>", "f0 = abs(f0 * <f>)", "d0 += <d>",
-        "L[abs(i0) % 4] = <i>", "i0, i1 = i1, i0", "f0, f1 = f1, f0", "i0, i1, i2 = i2, i0, i1", "i1 = i2 = i0",
-        "f0, f1 = both_ways(f0, f1)", "i0 = clip(i0, -5, i1)", "f1 = scale(K, 0, f0)",
+        "L[abs(i0) % 4] = <i>", "i0, i1 = i1, i0", "f0, f1 = f1, f0", "i0, i1, i2 = i2, i0, i1",
+        "i1 = i2 = i0", "f0, f1 = both_ways(f0, f1)", "i0 = clip(i0, -5, i1)",
+        "f1 = scale(K, 0, f0)",
     ],
     "store": [
         "O[gid, <0..1>] = <f>", "O[gid, abs(i0) % 2] = <d>", "P[gid] = <i>", "P[gid] += <i>",

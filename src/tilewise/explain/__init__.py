@@ -24,7 +24,7 @@ def explain(
     target: str = "sm_90",
     claims: Sequence[Any] | None = None,
     registers: int | None = None,
-    max_steps: int = 200_000,
+    max_steps: int = 50_000,
 ) -> Report:
     """Prove or refute what a kernel does to memory, and say what limits it.
 
@@ -38,7 +38,8 @@ def explain(
         The kernel's arguments. Arrays are copied and never written to; ``((64, 64), "float32")``
         stands for an array of random numbers.
     target : str
-        "sm_80" to "sm_120", or "sm_10" to "sm_13" for the hardware of the guide's time.
+        "sm_80", "sm_86", "sm_89", "sm_90", "sm_100" or "sm_120"; or "sm_10" to "sm_13", the
+        hardware of the guide's time.
     claims : sequence of Claim, optional
         What is to be proven, from :mod:`tilewise.explain.claims`; by default that nothing races,
         nothing is out of range and nothing is read before it is written.

@@ -31,7 +31,7 @@ from .trial import Trial, filled
 __all__ = ["MAX_STEPS", "Evidence", "gather"]
 
 #: Loop iterations of a group of blocks before a kernel is taken to be endless.
-MAX_STEPS = 200_000
+MAX_STEPS = 50_000
 
 _HALF_WARPS: dict[str, HalfWarpRule] = {
     "sm_10": "1.0",

@@ -12,7 +12,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from .. import simt
-from ..errors import OptionError
+from ..errors import KernelError, OptionError
 from ..simt.events import Access, Barrier, Fault, Launch, Observer
 from ..simt.program import Program
 
@@ -36,15 +36,19 @@ class Trial:
 
     def run(self, program: Program, blocks: Iterable[int], *observers: Observer) -> None:
         """Run some blocks, of this kernel or a changed one, on arguments as they were given."""
-        simt.launch(
-            program,
-            self.grid,
-            self.block,
-            *_placed(program, self.arguments),
-            observer=_Together(observers),
-            blocks=blocks,
-            max_steps=self.max_steps,
-        )
+        try:
+            simt.launch(
+                program,
+                self.grid,
+                self.block,
+                *_placed(program, self.arguments),
+                observer=_Together(observers),
+                blocks=blocks,
+                max_steps=self.max_steps,
+            )
+        except KernelError as error:
+            # Whoever has called explain can pass it there.
+            raise KernelError(str(error).replace("tilewise.simt.launch", "explain")) from None
 
 
 class _Together:
@@ -76,6 +80,8 @@ def filled(name: str, argument: Any) -> Any:
         return argument
     try:
         shape, kind = argument
+        if any(int(length) != length or length < 0 for length in shape):
+            raise ValueError("a shape has whole numbers of 0 or more")
         dtype = np.dtype(kind)
         size = math.prod(shape)
         filled = _aligned(size * dtype.itemsize).view(dtype).reshape(shape)

@@ -310,7 +310,7 @@ class GlobalLog:
             return
         rows, group = rows.take(contested), group[contested]
         marks = {}
-        for actor in np.unique(rows.actor).tolist():
+        for actor in self._modes:  # in the order of their first execution
             of = rows.actor == actor
             marks[actor] = _bounds(group[of], rows.thread[of], len(low))
         unlike = _unlike(group, rows, self._modes, len(low))

@@ -43,14 +43,14 @@ class Row:
 def compare(reports: Sequence[Report]) -> list[Row]:
     """Return the rows of a comparison, most telling first; rows that no kernel has are left out."""
     rows = [
-        Row("errors found", _each(reports, _errors)),
-        Row("of the float peak, at most", _each(reports, _peak), more_is_better=True, bars=True),
+        Row("errors", _each(reports, _errors)),
+        Row("share of float peak", _each(reports, _peak), more_is_better=True, bars=True),
         Row("limited by", _each(reports, _binding), more_is_better=None),
-        Row("sectors of global memory", _each(reports, _sum("global", "cost")), bars=True),
-        Row("sectors a request", _each(reports, _mean("global"))),
-        Row("wavefronts of shared memory", _each(reports, _sum("shared", "cost")), bars=True),
-        Row("of these by bank conflicts", _each(reports, _sum("shared", "conflicts"))),
-        Row("requests of warps", _each(reports, _requests)),
+        Row("global sectors", _each(reports, _sum("global", "cost")), bars=True),
+        Row("sectors a request", _each(reports, _mean("global")), more_is_better=None),
+        Row("shared wavefronts", _each(reports, _sum("shared", "cost")), bars=True),
+        Row("bank conflicts", _each(reports, _sum("shared", "conflicts"))),
+        Row("requests", _each(reports, _requests), more_is_better=None),
         Row("occupancy", _each(reports, _occupancy), more_is_better=True),
         Row("barriers a block", _each(reports, _barriers), more_is_better=None),
     ]

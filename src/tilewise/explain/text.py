@@ -84,7 +84,7 @@ def side_by_side(reports: Sequence[Report]) -> RenderableType:
         table.add_row(row.label, *(_cell(cell, row.best) for cell in row.cells))
     note = Text("◂ best of its row", style="dim")
     steps = [
-        _bullet(f"{r.kernel}: {r.roofs.next_step}")
+        _bullet(r.roofs.next_step, r.kernel)
         for r in reports
         if r.roofs is not None and words.headline(r).tone == "good"
     ]
@@ -172,6 +172,8 @@ def _verdicts(report: Report, *, verbose: bool) -> RenderableType | None:
     told = {finding.message for finding in report.findings}
     for verdict in report.verdicts:
         mark, style = _OUTCOMES[verdict.outcome]
+        if verdict.outcome == "REFUTED" and not verdict.decides_exit:
+            style = "yellow"
         said = Text(verdict.claim)
         if aside := ", ".join(words.asides(verdict, usual)):
             said.append(f"  {aside}", style="dim")
@@ -334,7 +336,7 @@ def _limits(report: Report, *, verbose: bool) -> Iterable[RenderableType]:
     if verbose:
         yield from (_bullet(text) for text in report.limits)
     elif report.limits:
-        yield _bullet("not modelled: caches' hit rates, latency, time (--verbose says more)")
+        yield _bullet("not modelled: caches' hit rates, latency, time")
 
 
 def _section(title: str, *parts: RenderableType | None) -> list[RenderableType]:
@@ -363,9 +365,11 @@ def _labelled(label: str, text: str) -> RenderableType:
     return grid
 
 
-def _bullet(text: str) -> RenderableType:
+def _bullet(text: str, subject: str = "") -> RenderableType:
+    said = Text(f"{subject}: " if subject else "", style="bold", overflow="fold")
+    said.append(words.sentence(text), style="not bold")
     grid = Table.grid(padding=(0, 1))
-    grid.add_row("·", Text(words.sentence(text), overflow="fold"))
+    grid.add_row("·", said)
     return grid
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "excerpt",
     "extent",
     "headline",
+    "index",
     "launch",
     "main_finding",
     "percent",
@@ -51,8 +52,8 @@ _CLAUSES = {
     "read-after-write": "threads race on {} (read-after-write)",
     "write-after-read": "threads race on {} (write-after-read)",
     "write-after-write": "threads race on {} (write-after-write)",
-    "out of range": "{} accessed out of range",
-    "uninitialised read": "{} read before being written",
+    "out of range": "accesses out of range of {}",
+    "uninitialised read": "threads read elements of {} that nobody wrote",
     "exit before barrier": "threads return before a barrier",
     "barrier divergence": "not all threads meet at a barrier",
 }
@@ -91,8 +92,10 @@ def headline(report: Report) -> Headline:
     if unchecked:
         said = f"{len(unchecked)} of {_plural(len(decisive), 'claim')} could not be checked"
         return Headline("NOT CHECKED", "?", "unsure", f"{said}: {unchecked[0].claim}")
-    said = "no race, nothing out of range, nothing read before it is written"
-    said += ", for all data" if report.all_data else ", in this launch and on these data"
+    said = "no race, nothing out of range or read before it is written, "
+    said += "for all data" if report.all_data else "in this launch and on these data"
+    if decisive:
+        said += f"; {_plural(len(decisive), 'claim')} hold{'s' * (len(decisive) == 1)}"
     warnings = [f for f in report.findings if f.severity == "warning"]
     if warnings:
         said += f"; {_plural(len(warnings), 'warning')}"
@@ -134,9 +137,9 @@ def excerpt(report: Report, finding: Finding) -> list[Marked]:
 
 def who(place: Place, report: Report) -> str:
     """A thread by its index, and its block where there is more than one."""
-    said = f"thread {_index(place.thread, report.block)}"
+    said = f"thread {index(place.thread, report.block)}"
     blocks = report.grid[0] * report.grid[1] * report.grid[2]
-    return said if blocks == 1 else f"{said} of block {_index(place.block, report.grid)}"
+    return said if blocks == 1 else f"{said} of block {index(place.block, report.grid)}"
 
 
 def wasteful(report: Report) -> list[SiteRow]:
@@ -170,13 +173,19 @@ def launch(report: Report) -> str:
     return f"grid {extent(report.grid)}, block {extent(report.block)}, {report.target}"
 
 
+def index(dim: Dim, of: Dim) -> str:
+    """``(3, 1)``, or ``3`` where the launch has one axis only."""
+    axes = max((i + 1 for i in range(3) if of[i] > 1), default=1)
+    return str(dim[0]) if axes == 1 else f"({', '.join(map(str, dim[:axes]))})"
+
+
 def extent(dim: Dim) -> str:
     """``16×16``, without trailing ones."""
     axes = max((i + 1 for i in range(3) if dim[i] > 1), default=1)
     return "×".join(f"{n:,}" for n in dim[:axes])
 
 
-def at(name: str, index: Sequence[int]) -> str:
+def at(name: str, index: Sequence[object]) -> str:
     """``As[0, 3]``."""
     return f"{name}[{', '.join(map(str, index))}]"
 
@@ -230,11 +239,6 @@ def _listed(names: Iterable[str]) -> str:
     """``A, B and C``."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def _index(dim: Dim, of: Dim) -> str:
-    axes = max((i + 1 for i in range(3) if of[i] > 1), default=1)
-    return str(dim[0]) if axes == 1 else f"({', '.join(map(str, dim[:axes]))})"
 
 
 def _plural(number: int, what: str) -> str:

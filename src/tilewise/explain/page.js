@@ -1,0 +1,72 @@
+"use strict";
+(() => {
+  // The theme follows the system until somebody chooses.
+  const root = document.documentElement;
+  const button = document.getElementById("theme");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.style.colorScheme || (dark.matches ? "dark" : "light")) === "dark";
+  const say = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    root.style.colorScheme = isDark() ? "light" : "dark";
+    say();
+  });
+  dark.addEventListener("change", say);
+  say();
+
+  // A box that scrolls can be reached by keyboard, one that does not is no stop.
+  const boxes = [...document.querySelectorAll(".scroll")];
+  const reach = (box) => {
+    if (box.scrollWidth > box.clientWidth) {
+      box.tabIndex = 0;
+      box.setAttribute("role", "region");
+      box.setAttribute("aria-label", box.dataset.label);
+    } else {
+      for (const name of ["tabindex", "role", "aria-label"]) box.removeAttribute(name);
+    }
+  };
+  const watch = new ResizeObserver((entries) => entries.forEach((entry) => reach(entry.target)));
+  boxes.forEach((box) => watch.observe(box));
+
+  // The rows of a picture are one stop; arrow keys go from row to row. What a row shows is said
+  // below the picture.
+  for (const picture of document.querySelectorAll("svg.rows")) {
+    const rows = [...picture.querySelectorAll(".row")];
+    const readout = picture.closest("figure").querySelector(".readout");
+    const tell = (event) => {
+      const row = event.target.closest(".row");
+      if (row) readout.textContent = row.getAttribute("aria-label");
+    };
+    if (!rows.length) continue;
+    rows[0].setAttribute("tabindex", "0");
+    picture.addEventListener("pointerover", tell);
+    picture.addEventListener("focusin", (event) => {
+      tell(event);
+      rows.forEach((row) => row.setAttribute("tabindex", row === event.target ? "0" : "-1"));
+    });
+    picture.addEventListener("keydown", (event) => {
+      const at = rows.indexOf(event.target);
+      const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: rows.length - 1 }[event.key];
+      if (at < 0 || to === undefined) return;
+      event.preventDefault();
+      rows[Math.max(0, Math.min(rows.length - 1, to))].focus();
+    });
+  }
+
+  // A link to something folded away unfolds it.
+  const unfold = () => {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+    if (target) target.scrollIntoView();
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
+
+  // On paper everything is open.
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("details:not([open])")];
+    folded.forEach((each) => { each.open = true; });
+  });
+  addEventListener("afterprint", () => folded.forEach((each) => { each.open = false; }));
+})();

@@ -35,7 +35,7 @@ def all_blocks(seen: Evidence) -> tuple[Recorder, HazardWatch]:
     count = int(np.prod(seen.trial.grid))
     alone = [BlockClass(b, np.array([b])) for b in range(count)]
     recorder, watch = Recorder(alone), HazardWatch(alone)
-    seen.trial.run(seen.program, range(count), recorder, watch)
+    seen.trial.run(range(count), recorder, watch)
     recorder.finish()
     return recorder, watch
 

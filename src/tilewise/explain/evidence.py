@@ -6,8 +6,9 @@ of the arguments, and keeps what was seen in an :class:`Evidence`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -57,6 +58,7 @@ class Evidence:
     coverage: list[Coverage]
     _ablations: dict[int, Hazard | None] = field(default_factory=dict)
     _followed: dict[int, Follower] = field(default_factory=dict)
+    _reads: dict[str, NDArray[np.int64] | None] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:
@@ -146,13 +148,17 @@ class Evidence:
 
         Only what one traced block reads is kept of a class, and moved to where the others read.
         """
-        array = self.array(name)
+        if name not in self._reads:
+            self._reads[name] = self._count_reads(self.array(name))
+        return self._reads[name]
+
+    def _count_reads(self, array: ArrayInfo) -> NDArray[np.int64] | None:
         size = array.nbytes // array.dtype.itemsize
         if array.space != "global" or not array.nbytes or not _is_packed(array):
             return None
         total = np.zeros(size, np.int64)
         classes = {c.representative: c for c in self.partition.classes}
-        for (block, site), counts in self.recorder.loaded.get(name, {}).items():
+        for (block, site), counts in self.recorder.loaded.get(array.name, {}).items():
             if len(counts) != size:
                 return None
             if block < 0:
@@ -171,14 +177,14 @@ class Evidence:
             No barrier stands on that line.
         """
         if line not in self._ablations:
-            program = self.program.without_barrier(line)
+            self.program.without_barrier(line)  # refuses a line that has none
             known = {(h.kind, h.first.site.id) for h in self.hazards}
             watch = HazardWatch(
                 self.partition.classes, stop_early=not known, warp_sync=self.flow.warp_sync
             )
             found: Sequence[Hazard]
             try:
-                self.trial.run(program, self.partition.representatives, watch)
+                self.trial.run(self.partition.representatives, _Without(line, watch))
                 found = watch.hazards()
             except Found as first:
                 found = [first.hazard]
@@ -223,7 +229,8 @@ def gather(
         recorder = Recorder(parts.classes, half_warps=_HALF_WARPS.get(target))
         watch = HazardWatch(parts.classes, warp_sync=flow.warp_sync)
         reach = _Reach({site for site, seen in flow.sites.items() if seen.unbounded})
-        trial.run(program, parts.representatives, recorder, watch, reach)
+        first = Follower(parts.classes[0].representative)
+        trial.run(parts.representatives, recorder, watch, reach, first)
         strangers = reach.strangers(parts.classes)
         if not len(strangers):
             break
@@ -238,6 +245,7 @@ def gather(
         recorder,
         watch.hazards(),
         watch.coverage(),
+        _followed={parts.classes[0].representative: first},
     )
 
 
@@ -266,6 +274,38 @@ def _add_shifted(
     for shift, many in zip(where.tolist(), times.tolist(), strict=True):
         np.add.at(change, ends + shift, steps[ends] * many)
     total += np.cumsum(change[:-1])
+
+
+class _Without:
+    """Shows a watch a launch as if the barriers on a line were not there.
+
+    Barriers say nothing but who comes first, so what would be accessed without them is what is.
+    """
+
+    def __init__(self, line: int, watch: HazardWatch) -> None:
+        self._line = line
+        self._watch = watch
+        self._skipped: Counter[int] = Counter()
+
+    def on_launch(self, launch: Launch) -> None:
+        self._watch.on_launch(launch)
+
+    def on_access(self, access: Access) -> None:
+        interval = self._counted(access.blocks, access.interval)
+        self._watch.on_access(replace(access, interval=interval))
+
+    def on_barrier(self, barrier: Barrier) -> None:
+        if barrier.site.line == self._line:
+            self._skipped.update(barrier.blocks.tolist())
+        else:
+            interval = self._counted(barrier.blocks, barrier.interval)
+            self._watch.on_barrier(replace(barrier, interval=interval))
+
+    def on_fault(self, fault: Fault) -> bool:
+        return self._watch.on_fault(fault)
+
+    def _counted(self, blocks: NDArray[np.int64], interval: NDArray[np.int64]) -> Any:
+        return interval - np.array([self._skipped[block] for block in blocks.tolist()])
 
 
 class _Reach:

@@ -23,7 +23,8 @@ Box = tuple[tuple[int, int], ...]
 class Follower:
     """An observer of one block: what of each array it reads, and what its threads do."""
 
-    def __init__(self) -> None:
+    def __init__(self, block: int) -> None:
+        self._block = block
         self.arrays: dict[str, ArrayInfo] = {}
         #: The least and the greatest index, an axis, of what the block reads of a global array.
         self.boxes: dict[str, Box] = {}
@@ -43,18 +44,22 @@ class Follower:
         return True
 
     def on_barrier(self, barrier: Barrier) -> None:
-        self.barriers += 1
+        self.barriers += int(self._block in barrier.blocks)
 
     def on_access(self, access: Access) -> None:
-        array, active = access.array, access.active[0]
-        if not active.any() or array.space == "local":
+        array = access.array
+        rows = np.flatnonzero(access.blocks == self._block)
+        if array.space == "local" or not len(rows):
+            return
+        active = access.active[rows[0]]
+        if not active.any():
             return
         self.arrays[array.name] = array
         if array.space == "shared":
             if access.op == "store":
                 self._count(self.fills, array, active)
             return
-        offsets = access.offset[0][active]
+        offsets = access.offset[rows[0]][active]
         lowest = int(offsets.min())
         key = array.name, access.op
         self.lowest[key] = min(lowest, self.lowest.get(key, lowest))
@@ -129,8 +134,8 @@ def thread_story(trial: Trial, block: Dim, thread: Dim) -> ThreadStory:
 
 def follow(trial: Trial, block: int) -> Follower:
     """Run one block and see what it does."""
-    follower = Follower()
-    trial.run(trial.program, [block], follower)
+    follower = Follower(block)
+    trial.run([block], follower)
     return follower
 
 

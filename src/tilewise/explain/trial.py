@@ -34,14 +34,14 @@ class Trial:
     arguments: dict[str, Any]
     max_steps: int
 
-    def run(self, program: Program, blocks: Iterable[int], *observers: Observer) -> None:
-        """Run some blocks, of this kernel or a changed one, on arguments as they were given."""
+    def run(self, blocks: Iterable[int], *observers: Observer) -> None:
+        """Run some blocks, on arguments as they were given."""
         try:
             simt.launch(
-                program,
+                self.program,
                 self.grid,
                 self.block,
-                *_placed(program, self.arguments),
+                *_placed(self.program, self.arguments),
                 observer=_Together(observers),
                 blocks=blocks,
                 max_steps=self.max_steps,

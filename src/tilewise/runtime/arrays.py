@@ -89,7 +89,12 @@ def view(x: Any, name: str, stream: int | None) -> DeviceArray:
         ) from None
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise DeviceError(f"{name} ({type(x).__name__}) is not handed over: {error}") from error
-    shape = tuple(seen.shape)
+    shape, pointer = tuple(seen.shape), int(seen.ptr)
+    if pointer % dtype.alignment and 0 not in shape:
+        raise DeviceError(
+            f"{name} (shape {shape}, dtype {dtype}) stands at address {pointer:#x}, which is no "
+            f"multiple of {dtype.alignment} bytes; copy it"
+        )
     if seen.strides is None:
         strides = contiguous_strides(shape, dtype.itemsize)
     else:
@@ -101,7 +106,7 @@ def view(x: Any, name: str, stream: int | None) -> DeviceArray:
             "its strides are damaged"
         )
     return DeviceArray(
-        int(seen.ptr), shape, strides, dtype, int(seen.device_id), bool(seen.readonly), seen
+        pointer, shape, strides, dtype, int(seen.device_id), bool(seen.readonly), seen
     )
 
 

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.simt import oracle
+from tests.simt import exact
 from tests.support import guarded, margins_are_whole
 from tilewise import guide, simt
 from tilewise.errors import (
@@ -42,7 +42,7 @@ def fma_chain(a, b):
     for i, j in np.ndindex(*c.shape):
         total = F(0)
         for k in range(a.shape[1]):
-            total = oracle.fma(a[i, k], b[k, j], total, F)
+            total = exact.fma(a[i, k], b[k, j], total, F)
         c[i, j] = total
     return c
 

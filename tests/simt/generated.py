@@ -16,7 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["compiled", "kernel_source"]
+import numpy as np
+
+__all__ = ["arguments", "bits", "compiled", "kernel_source"]
 
 HEADER = """
 import math
@@ -26,6 +28,7 @@ from tilewise.simt import cuda
 THREE = 3
 HALF = np.float32(0.5)
 
+@cuda.jit(device=True)
 def clip(x, low, high):
     if x < low:
         return low
@@ -33,6 +36,7 @@ def clip(x, low, high):
         return high
     return x
 
+@cuda.jit(device=True)
 def collatz(n):
     steps = int(0)
     while n > 1:
@@ -45,11 +49,13 @@ def collatz(n):
             break
     return steps
 
+@cuda.jit(device=True)
 def both_ways(x, y):
     if x > y:
         return y, x - y
     return x, y - x
 
+@cuda.jit(device=True)
 def scale(values, place, by):
     values[place] = values[place] * by
     return values[place]
@@ -130,10 +136,11 @@ cuda.syncthreads()
         "f1 = cuda.shfl_sync(0xffffffff, f0, abs(i0) % 8)",
         "i1 = np.int64(cuda.ballot_sync(0xffffffff, i0 > i1))",
         "i2 = np.int64(4) if cuda.any_sync(0xffffffff, f0 > f1) else np.int64(6)",
-        "i2 = np.int64(cuda.syncthreads_count(<c>))", "i2 = np.int64(cuda.syncthreads_and(<c>))",
-        "i2 = np.int64(cuda.syncthreads_or(<c>))", "cuda.syncwarp()",
+        "i2 = np.int64(cuda.syncthreads_count(np.int32(<c>)))", "i2 = np.int64(cuda.syncthreads_and(np.int32(<c>)))",
+        "i2 = np.int64(cuda.syncthreads_or(np.int32(<c>)))", "cuda.syncwarp()",
     ],
 }  # fmt: skip
+WILD = ("int(<f>)", "int(np.int16(<d>))")
 UNIFORM = ("n > 5", "cuda.blockIdx.x == 1", "n % 2 == 0")
 UNIFORM_RANGES = ("3", "1, 4", "4, 0, -2", "n % 4")
 RANGES = ("abs(i0) % 5", "tx % 3, 4", "2, -(abs(i1) % 4), -1", "3", "tx, 9, 1 + abs(i2) % 3")
@@ -163,14 +170,50 @@ R[gid] = d0
 """
 
 
-def kernel_source(seed, statements):
-    """Return the source of a kernel of about so many statements."""
-    return _Writer(random.Random(seed), statements).source()
+def kernel_source(seed, statements, tame=False):
+    """Return the source of a kernel of about so many statements.
+
+    A tame one leaves out what a compiler is free about, or only our machine defines: integers stay
+    small, no float out of range becomes an integer, no thread leaves early.
+    """
+    return _Writer(random.Random(seed), statements, tame).source()
+
+
+def arguments(seed, threads, n=11, tame=False):
+    """Return arguments for a kernel; the last ones are its results."""
+    rng = np.random.default_rng(seed)
+    singles = (rng.standard_normal(n) * 2.0 ** rng.integers(-4, 6, n)).astype(np.float32)
+    doubles = rng.standard_normal(n) * 10.0 ** rng.integers(-3, 4, n)
+    high = 100 if tame else 2**31
+    return [
+        singles,
+        rng.integers(-high, high, n).astype(np.int32),
+        doubles,
+        rng.integers(0, high**2, n).astype(np.uint64),
+        rng.integers(-128, 128, n).astype(np.int8),
+        rng.integers(0, 2, n).astype(bool),
+        n,
+        np.full((threads, 2), np.nan, np.float32),
+        np.zeros(threads, np.int64),
+        np.zeros(threads, np.int16),
+        np.zeros(threads, bool),
+        np.zeros(4, np.int64),
+        np.zeros(4, np.int32),
+        np.zeros((1, 3), np.uint32),
+        np.full(threads, np.nan),
+    ]
+
+
+def bits(array):
+    """The array's bits; NaNs alike, since their payload is not modelled."""
+    if array.dtype.kind == "f":
+        array = np.where(np.isnan(array), np.nan, array).astype(array.dtype)
+    return array.view(np.dtype(f"u{array.itemsize}"))
 
 
 class _Writer:
-    def __init__(self, rng, statements):
-        self.rng, self.left = rng, statements
+    def __init__(self, rng, statements, tame):
+        self.rng, self.left, self.tame = rng, statements, tame
         self.lines, self.depth, self.loops, self.counters = [], 1, 0, 0
 
     def source(self):
@@ -192,6 +235,8 @@ class _Writer:
                 return str(self.rng.randint(low, high))
             simple = depth > 2 or self.rng.random() < 0.4
             choice = self.rng.choice((LEAVES if simple else COMPOUND)[kind])
+            if self.tame and choice in WILD:
+                choice = "i0"
             return self.expand(choice, depth + (1 if not simple or depth < 3 else 10))
 
         if depth > 9:  # conditions have no leaf without an operand
@@ -210,10 +255,12 @@ class _Writer:
             return self.emit("i0 += 1")
         kinds = ["assign"] * 5 + ["store"] * 2 + ["if", "if", "for", "while"] * (self.depth < 5)
         kinds += ["leave"] * bool(self.loops) + ["together"] * 3 * uniform
-        kinds += ["exit"] * (self.depth <= 3 and self.rng.random() < 0.3)
+        kinds += ["exit"] * (not self.tame and self.depth <= 3 and self.rng.random() < 0.3)
         kind = self.rng.choice(kinds)
         if kind in STATEMENTS:
-            return self.emit(self.expand(self.rng.choice(STATEMENTS[kind])))
+            text = self.expand(self.rng.choice(STATEMENTS[kind]))
+            small = "\ni0 &= 255\ni1 &= 255\ni2 &= 255" if self.tame and "i" in text else ""
+            return self.emit(text + small)
         return getattr(self, f"write_{kind}")(uniform)
 
     def write_if(self, uniform):

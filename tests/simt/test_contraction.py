@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.simt.oracle import fma
+from tests.simt.exact import fma
 from tilewise import simt
 from tilewise.simt import cuda
 
@@ -115,7 +115,7 @@ def from_outside_a_loop(a, b, c, d, o):
     i = cuda.grid(1)
     t = a[i] * b[i]
     total = c[i]
-    for _ in range(2):
+    for _ in range(d.shape[0] // 200):  # a loop of known length would be unrolled, and fuse
         total = (total + t) * total
     o[i] = total
 
@@ -155,13 +155,6 @@ def product_of_three(a, b, c, d, o):
     o[i] = a[i] * b[i] * c[i] + d[i]
 
 
-def product_in_a_wider_sum(a, b, c, d, o):
-    i = cuda.grid(1)
-    total = 1.0
-    total += a[i] * b[i]
-    o[i] = total
-
-
 def of_a_sum(a, b, c, d, o):
     i = cuda.grid(1)
     x = (a[i] + b[i]) * c[i]
@@ -191,7 +184,6 @@ CASES = {
     accumulated: lambda a, b, c, d: f(a, d, f(a, b, c * d)),
     doubled: lambda a, b, c, d: f(a, b, a * b),
     product_of_three: lambda a, b, c, d: f(a * b, c, d),
-    product_in_a_wider_sum: lambda a, b, c, d: F(np.float64(1) + np.float64(a * b)),
     of_a_sum: lambda a, b, c, d: f(a + b, c, d * a),
 }
 
@@ -221,6 +213,34 @@ def test_float64_products_are_fused_too():
     ]
     np.testing.assert_array_equal(out, expected)
     assert not np.array_equal(out, a * b + c * d + a * d)
+
+
+def product_in_a_wider_sum(a, b, o):
+    i = cuda.grid(1)
+    total = 1.0
+    total += a[i] * b[i]
+    o[i] = total
+
+
+def test_a_float32_product_is_rounded_before_a_float64_sum():
+    a, b, *_ = inputs()
+    out = np.zeros(400)
+    simt.launch(product_in_a_wider_sum, 2, 200, a, b, out)
+    np.testing.assert_array_equal(out, 1.0 + (a * b).astype(np.float64))
+
+
+def divided_between(a, b, n, d, o):
+    i = cuda.grid(1)
+    t = (a[i] + d[i]) * (b[i] - a[i])
+    o[i] = t + a[(i + 1) % n]
+
+
+def test_an_integer_division_ends_a_stretch_of_code():
+    """numba asks whether a divisor is 0, and products were not seen to be fused across that."""
+    a, b, _, d = inputs()
+    out = np.full(400, np.nan, F)
+    simt.launch(divided_between, 2, 200, a, b, 400, d, out)
+    np.testing.assert_array_equal(out, (a + d) * (b - a) + np.roll(a, -1))
 
 
 class Notes:

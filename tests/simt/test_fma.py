@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simt import oracle
+from tests.simt import exact
 from tilewise.simt.fma import fma_f4, fma_f8
 
 CASES = [(np.float32, fma_f4), (np.float64, fma_f8)]
@@ -16,7 +16,7 @@ CASES = [(np.float32, fma_f4), (np.float64, fma_f8)]
 def check(fma, dtype, x, y, z):
     with np.errstate(all="ignore"):
         found = fma(*(np.asarray(v, dtype) for v in (x, y, z)))
-        expected = np.array([oracle.fma(*lane, dtype) for lane in zip(x, y, z, strict=True)], dtype)
+        expected = np.array([exact.fma(*lane, dtype) for lane in zip(x, y, z, strict=True)], dtype)
     same = (found == expected) & (np.signbit(found) == np.signbit(expected))
     same |= np.isnan(found) & np.isnan(expected)
     bad = np.flatnonzero(~same)[:3]

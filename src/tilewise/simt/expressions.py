@@ -264,6 +264,10 @@ class Expressions:
             if types.is_float(result):
                 self.note(node, "** of floats comes from the host's library, to the last bit or so")
             return Value(f"power({result!r}, {a.code}, {b.code})", result, uniform, rank=rank)
+        if operator in ("FloorDiv", "Mod") and b.constant is UNKNOWN:
+            # numba asks whether the divisor is 0: the compiler sees a branch here.
+            self.count += 1
+            self.place = (*self.place[:-1], f"divided.{self.count}")
         if operator in _CALLED:
             code = f"{_CALLED[operator]}({result!r}, {a.code}, {b.code})"
             return Value(code, result, uniform, rank=rank)
@@ -323,6 +327,12 @@ class Expressions:
         uniform = left.uniform and right.uniform
         if kind == "f2" and (left.product or right.product):
             self.note(node, "float16: a product is rounded by itself; fusing is not modelled")
+        if kind == "f8" and any(s.product and s.type == "f4" for s in (left, right)):
+            self.note(
+                node,
+                "a float32 product in a float64 sum is rounded first; where the sum is a float32 "
+                "right away, numba-cuda 0.30 was seen to add in float32, and fuse",
+            )
         if not candidates:
             a, b = (self._addend(node, side, kind) for side in (left, right))
             code = f"({a} {_INFIX[operator]} {b})"

@@ -153,7 +153,13 @@ class _Reader(Loops):
 
     def _argument(self, node: ast.expr) -> AnyValue:
         value = self.any(node)
-        return self.use(value) if isinstance(value, Value) else value
+        if not isinstance(value, Value):
+            return value
+        if value.product is not None:
+            self.note(
+                node, "a product that is handed over is rounded; a compiler may fuse it later"
+            )
+        return self.use(value)
 
     def _Return_statement(self, node: ast.Return) -> End:
         value = None

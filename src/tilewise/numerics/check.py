@@ -38,15 +38,18 @@ RECOMPUTED_INTEGER_WORK = 2**24
 
 #: Blocks with the highest scores that are looked at, from each side, however low those are.
 ALWAYS_LOOKED_AT = 4
-#: Multiply-adds that may go into looking at blocks with unusual scores.
-LOOKING_WORK = 2**31
+#: Multiply-adds that may go into looking at blocks with unusual scores, on each side.
+LOOKING_WORK = 2**29
+LOOKING_INTEGER_WORK = 2**27
+#: Edge of the aligned squares about wrong elements that are recomputed too.
+NEIGHBOURHOOD = 128
 #: Elements that may be settled in exact arithmetic.
 PROOFS = 256
 #: Chance that some sum of an honest product has an unusual score.
 DELTA = 2.0**-40
 
 _TILE = 2**17  # elements of C that are recomputed together
-_WRONG_KEPT = 2**20  # wrong elements remembered one by one
+_WRONG_KEPT = 2**18  # wrong elements remembered one by one
 
 
 def check(
@@ -192,6 +195,10 @@ class _Wrong:
     def __bool__(self) -> bool:
         return bool(self._found)
 
+    def extent(self) -> tuple[Indices, Indices]:
+        """Return the rows, and the columns, that hold wrong elements."""
+        return np.flatnonzero(self.rows), np.flatnonzero(self.columns)
+
     def elements(self) -> tuple[Indices, Indices]:
         """Return the rows and columns of the elements kept, in row-major order."""
         self._settle()
@@ -199,7 +206,8 @@ class _Wrong:
         return rows, columns
 
     def _settle(self) -> None:
-        found = np.unique(np.concatenate(self._found))
+        found = np.sort(np.concatenate(self._found))
+        found = found[np.diff(found, prepend=-1) > 0]
         self.is_complete &= found.size <= _WRONG_KEPT
         self._found = [found[:_WRONG_KEPT]]
 
@@ -311,28 +319,43 @@ class _Search:
     def _look_at_unusual(self, at: tuple[int, ...], wrong: _Wrong, sums: Sums) -> float:
         """Recompute the blocks with unusual sums; return the least error they cannot hide."""
         k = self.problem.sizes[2]
-        rows, columns = sums.rows, sums.columns
-        reach, unusual = 0.0, []
-        for side, is_row in ((rows, True), (columns, False)):
+        reach, unusual, is_cut = 0.0, [], []
+        for side, is_row in ((sums.rows, True), (sums.columns, False)):
             spans = _spans(side.edges)
-            room = LOOKING_WORK // (k * int(np.diff(side.edges).max()))
+            room = max(LOOKING_WORK // (k * int(np.diff(side.edges).max())), ALWAYS_LOOKED_AT)
             signs, threshold = _unusual(side.score, self.rounds, 4.0, ALWAYS_LOOKED_AT, room)
             plain, _ = _unusual(side.plain, 1, 8.0, 1, room)
+            both = np.union1d(signs, plain)
             items = np.union1d(signs[:room], plain[:room])
-            unusual.append(np.union1d(signs, plain) // len(spans))
-            if max(signs.size, plain.size) > room:
-                wrong.is_complete = False
+            unusual.append(both // len(spans))
+            is_cut.append(both.size > items.size)
+            if is_cut[-1]:
                 # Beside the most unusual ones, the first: they hold the first wrong element.
-                items = np.union1d(items, np.union1d(signs, plain)[:room])
+                items = np.union1d(items, both[:room])
             for block, span in enumerate(spans):
                 chosen = items[items % len(spans) == block] // len(spans)
                 self._look(at, wrong, *((chosen, span) if is_row else (span, chosen)))
             escaping = threshold * side.unit if threshold else 0.0
             reach = max(reach, float(np.max(escaping + side.floor)))
-        if wrong and not wrong.is_complete:
+        if wrong and all(is_cut):
+            wrong.is_complete = False
             wrong.rows[unusual[0]] = True
             wrong.columns[unusual[1]] = True
+        elif wrong:
+            self._look_around(at, wrong)
         return reach
+
+    def _look_around(self, at: tuple[int, ...], wrong: _Wrong) -> None:
+        """Recompute the surroundings of what is wrong: small errors there may not stand out."""
+        k = self.problem.sizes[2]
+        for step in (NEIGHBOURHOOD, 1):
+            rows, columns = (
+                slice(int(x[0]) // step * step, min(-(-(int(x[-1]) + 1) // step) * step, size))
+                for x, size in zip(wrong.extent(), wrong.shape, strict=True)
+            )
+            if _size(rows) * _size(columns) * k <= LOOKING_WORK:
+                self._look(at, wrong, rows, columns)
+                return
 
     def _sum_integers(self, at: tuple[int, ...], wrong: _Wrong, rng: np.random.Generator) -> None:
         """Look at the elements in rows and columns whose sums differ."""
@@ -344,11 +367,12 @@ class _Search:
         # One side may have missed what the other saw.
         rows = rows if rows.size else np.arange(m)
         columns = columns if columns.size else np.arange(n)
-        room = max(RECOMPUTED_INTEGER_WORK * 8 // (columns.size * max(k, 1)), 1)
+        room = max(LOOKING_INTEGER_WORK // (columns.size * max(k, 1)), 1)
         self._look(at, wrong, rows[:room], columns)
         wrong.is_complete &= rows.size <= room
         if not wrong.is_complete:
             wrong.rows[rows] = True
+            wrong.columns[columns] = True
 
     def _look(self, at: tuple[int, ...], wrong: _Wrong, rows: Span, columns: Span) -> None:
         """Recompute the elements in some rows and columns of one matrix."""
@@ -413,8 +437,7 @@ class _Search:
             return
         self.first = first
         self.where = locate(
-            np.flatnonzero(wrong.rows),
-            np.flatnonzero(wrong.columns),
+            *wrong.extent(),
             shape=wrong.shape,
             batch=at,
             elements=rows.size,

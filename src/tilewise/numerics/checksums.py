@@ -240,7 +240,7 @@ class _Accumulator:
         """Return how far off the sums may be by their own rounding (docs/numerics.md)."""
         width, terms = self._widest, self._terms
         if not self.rule.is_wide:
-            own: Floats = (terms + width + 8) * UNIT * sqrt(width) * self._size
+            own: Floats = (terms + 2 * width + 8) * UNIT * sqrt(width) * self._size
             return own
         sums = np.sqrt(terms * self._row_squares)[:, None]  # at least the sums of magnitudes
         low = (width + 1) * sums + sqrt(width) * self._norms.sum(axis=0)

@@ -194,9 +194,7 @@ def prove(a_row: Array, b_column: Array, value: float, part: int, rule: Rule) ->
         is_right = error <= allowed
         ratio = _to_float(error / allowed) if allowed else 0.0 if is_right else float("inf")
     else:
-        e, s, w = (np.array(_to_float(x)) for x in (exact, magnitude, allowed))
-        with np.errstate(all="ignore"):
-            is_right = bool(_may_overflow(np.array(value), e, s, w, rule))
+        is_right = _may_overflow_exactly(value, exact, magnitude, allowed, rule)
         ratio = 0.0 if is_right else float("inf")
     return Proof(is_right, ratio, _to_float(exact), _to_float(allowed))
 
@@ -219,6 +217,18 @@ def _may_overflow(
     sum_overflows = ~(one_sign * (1 + 2.0**-10) < rule.sum_max)  # also where it is Inf or NaN
     may: NDArray[np.bool_] = ~np.isnan(got) & (result_overflows | sum_overflows)
     return may
+
+
+def _may_overflow_exactly(
+    value: float, exact: Fraction, magnitude: Fraction, allowed: Fraction, rule: Rule
+) -> bool:
+    """Decide the same for one element."""
+    result_overflows = abs(exact) + allowed >= Fraction(rule.result_max)
+    if np.isnan(value) or not rule.has_inf:
+        return bool(np.isnan(value)) and not rule.has_inf and result_overflows
+    toward = exact if value > 0 else -exact
+    one_sign = (magnitude + toward) / 2 * (1 + Fraction(1, 2**10))
+    return (result_overflows and toward > 0) or one_sign >= Fraction(rule.sum_max)
 
 
 def _fits_pattern(

@@ -187,23 +187,22 @@ class Check:
             lines.append("right: what differs is rounding")
         lines.append(f"  product   {a} @ {b} -> {c}")
         lines.append(f"  promised  {self.bound}")
-        which = (
-            f"all {total:,}" if self.recomputed >= total else f"the {self.recomputed:,} likeliest"
-        )
-        if self.verdict != "exact":
-            lines.append(f"  measured  {self.ratio:.3g} of that at most, in {which} elements")
-        if self.rounds:
-            odds = f"{1 - self.confidence:.1g}"
-            if self.verdict == "exact":
-                seen = "any error"
-            else:
+        if self.verdict == "rounding":
+            some = "all" if self.recomputed >= total else f"the likeliest {self.recomputed:,} of"
+            lines.append(
+                f"  measured  {self.ratio:.3g} of that at most, in {some} {total:,} elements"
+            )
+        if self.rounds and self.ok:
+            seen = "any error"
+            if self.verdict == "rounding":
                 seen = f"an error above {self.smallest_error:.3g} in one element"
                 if self.smallest_relative is not None:
                     seen += f" ({self.smallest_relative:.2g} of a typical one)"
-            lines.append(f"  sees      {seen}, but for a chance of {odds}")
-            lines.append(f"  how       {self.rounds} rounds of random signs by rows and by columns")
-        else:
-            lines.append("  how       every element recomputed")
+            lines.append(f"  sees      {seen}, but for a chance of {1 - self.confidence:.1g}")
+        how = "every element recomputed"
+        if self.rounds:
+            how = f"{self.rounds} rounds of random signs by rows and by columns"
+        lines.append(f"  how       {how}")
         lines.extend(f"  note      {note}" for note in self.notes)
         return "\n".join(lines)
 
@@ -226,7 +225,9 @@ def locate(
     tile: tuple[int, int] | None = None
     tile_shape: tuple[int, int] | None = None
     height, width = (int(x[-1] - x[0] + 1) for x in (rows, columns))
-    fills = is_complete and 2 * elements >= height * width and min(height, width) > 1
+    # A wrong tile may hold many errors below their bounds, but few rows or columns of them alone.
+    fills = 4 * rows.size >= 3 * height and 4 * columns.size >= 3 * width
+    fills = fills and is_complete and 8 * elements >= height * width and min(height, width) > 1
     if fills and (height, width) != shape:
         down = _tile_edge(int(rows[0]), height, shape[0])
         across = _tile_edge(int(columns[0]), width, shape[1])

@@ -205,7 +205,8 @@ def _job(plan: Plan) -> Job:
         # C-ordered matrices one after the other, times one matrix: they are one tall matrix.
         batch, m, a_batch = (), math.prod(batch) * m, ()
     sums = _cpu.new_sum(plan, (0,))
-    is_plain = all(x.dtype == sums.dtype for x in (a, b))  # a foreign byte order is not
+    # BLAS reads such panels as they are; those of a foreign byte order are not equal here.
+    is_plain = sums.dtype.kind in "fc" and a.dtype == b.dtype == sums.dtype
     panel_bytes, tile_bytes = held_per_element(plan.method, plan.compute_dtype)
     return Job(
         batch=batch,

@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,17 @@ CHROMIUM = next(
 _TIMEOUT_S = 60
 # Key names that the protocol wants with their code numbers.
 _KEYS = {"Tab": 9, "Enter": 13, "End": 35, "Home": 36, "ArrowUp": 38, "ArrowDown": 40, " ": 32}
+
+# Puts the pipes where the browser looks for them; the copies keep one from covering the other.
+_START = """
+import os, sys
+read, write = (os.dup(int(fd)) for fd in sys.argv[1:3])
+while min(read, write) < 5:
+    read, write = os.dup(read), os.dup(write)
+os.dup2(read, 3)
+os.dup2(write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Browser:
@@ -45,6 +57,8 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        # Without this a page in the background is told of a focus later, or never.
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Load a file at a width, in a light or a dark system theme."""
@@ -179,9 +193,8 @@ def browser(profile: Path) -> Iterator[Browser]:
         "--remote-debugging-pipe",
         f"--user-data-dir={profile}",
     ]
-    # The shell puts the pipes where the browser looks for them.
     process = subprocess.Popen(
-        ["sh", "-c", f'exec "$@" 3<&{to_child} 4>&{from_child}', "sh", *arguments],
+        [sys.executable, "-c", _START, str(to_child), str(from_child), *arguments],
         pass_fds=(to_child, from_child),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -44,7 +44,7 @@ def compare(reports: Sequence[Report]) -> list[Row]:
     """Return the rows of a comparison, most telling first; rows that no kernel has are left out."""
     rows = [
         Row("errors", _each(reports, _errors)),
-        Row("share of float peak", _each(reports, _peak), more_is_better=True, bars=True),
+        Row("float peak, at most", _each(reports, _peak), more_is_better=True, bars=True),
         Row("limited by", _each(reports, _binding), more_is_better=None),
         Row("global sectors", _each(reports, _sum("global", "cost")), bars=True),
         Row("sectors a request", _each(reports, _mean("global")), more_is_better=None),

@@ -7,19 +7,19 @@ memory, source, pictures, limits, what was not checked. Words are explained wher
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
 
 from . import charts, svg, words
-from .compare import Row, compare
+from .html_compare import side_by_side
+from .markup import figure, number, scroll, section, table
 from .ncu import Comparison
 from .report import Finding, Report, Roof, SiteRow, Verdict
 from .svg import Picture, tag
 
-__all__ = ["page"]
+__all__ = ["notebook", "page"]
 
 _MARKS = {"PROVED": "✔", "HOLDS": "✔", "REFUTED": "✘", "NOT CHECKED": "?"}
 _OUTCOMES = {"PROVED": "good", "HOLDS": "good", "REFUTED": "bad", "NOT CHECKED": "unsure"}
@@ -67,7 +67,7 @@ def page(reports: Report | Sequence[Report], *, ncu: Comparison | None = None) -
         body = _report(several[0], "", ncu)
     else:
         title = " · ".join(report.kernel for report in several)
-        body = "".join(_side_by_side(several, ncu))
+        body = "".join((*side_by_side(several), *_folded(several, ncu)))
     links = _links(several)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -81,6 +81,11 @@ def page(reports: Report | Sequence[Report], *, ncu: Comparison | None = None) -
         f'<main id="main" tabindex="-1">\n{body}</main>\n'
         f"<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n"
     )
+
+
+def notebook(report: Report, *, height: int = 720) -> str:
+    """Return the page in a frame, so that a notebook's styles and the page's stay apart."""
+    return tag("iframe", " ", srcdoc=page(report), width="100%", height=height, title=report.kernel)
 
 
 # Hatchings and the arrow head that pictures refer to.
@@ -108,6 +113,14 @@ def _links(reports: Sequence[Report]) -> str:
         targets += [("Limit", "limit"), ("Memory", "memory"), ("Source", "source")]
         targets += [("Pictures", "pictures"), ("Limits", "limits")]
     return "".join(f'<a href="#{where}">{escape(text)}</a>' for text, where in targets)
+
+
+def _folded(reports: Sequence[Report], ncu: Comparison | None) -> Iterator[str]:
+    """Each report in full, to unfold; what ncu measured belongs to the first."""
+    for i, report in enumerate(reports):
+        content = _report(report, f"k{i}-", None if i else ncu)
+        summary = f"<summary><b>{escape(report.kernel)}</b> in full</summary>"
+        yield f'<details class="kernel" id="kernel-{i}">{summary}{content}</details>\n'
 
 
 def _report(report: Report, prefix: str, ncu: Comparison | None = None) -> str:
@@ -190,7 +203,7 @@ def _excerpt(report: Report, finding: Finding, prefix: str) -> str:
             f'<tr{" class=hit" if line.marks else ""}><th scope="row">{number}</th>'
             f"<td><code>{escape(line.text)}</code></td><td>{marks}</td></tr>"
         )
-    return _scroll(f'<table class="excerpt"><tbody>{"".join(rows)}</tbody></table>', "Source")
+    return scroll(f'<table class="excerpt"><tbody>{"".join(rows)}</tbody></table>', "Source")
 
 
 def _advice(finding: Finding) -> str:
@@ -207,7 +220,7 @@ def _verdicts(report: Report, prefix: str, level: int) -> str:
     items = "".join(_claim(verdict, usual, told) for verdict in report.verdicts)
     intro = f"PROVED means: for {escape(usual)}. " if usual else ""
     intro += "HOLDS means: in this launch and on these data."
-    return _section(
+    return section(
         f"{prefix}verdicts",
         "Verdicts",
         level,
@@ -221,11 +234,14 @@ def _claim(verdict: Verdict, usual: str, told: set[str]) -> str:
     aside = ", ".join(words.asides(verdict, usual))
     said = f"<p>{escape(words.sentence(verdict.claim))}"
     said += f" <small>{escape(aside)}</small></p>" if aside else "</p>"
+    told_here = ""
+    if verdict.detail and verdict.detail not in told:
+        told_here = escape(words.sentence(verdict.detail))
     if verdict.original:
         language = ' lang="zh"' if any("\u4e00" <= c <= "\u9fff" for c in verdict.original) else ""
-        said += f"<p class=original>The guide: <q{language}>{escape(verdict.original)}</q></p>"
-    if verdict.detail and verdict.detail not in told:
-        said += f"<p class=detail>{escape(words.sentence(verdict.detail))}</p>"
+        told_here += f" The guide: <q{language}>{escape(verdict.original)}</q>"
+    if told_here:
+        said += f'<p class="detail">{told_here}</p>'
     return f"<li>{badge}<div>{said}</div></li>"
 
 
@@ -235,20 +251,20 @@ def _found(report: Report, prefix: str, level: int) -> str:
         return ""
     items = []
     main = words.main_finding(report)
-    for number, finding in enumerate(report.findings):
+    for i, finding in enumerate(report.findings):
         if finding is main and finding.severity == "error":
             continue
         mark, tone = _SEVERITIES[finding.severity]
         badge = f'<span class="badge {tone}">{mark} {finding.severity}</span>'
         said = f"<p>{escape(words.sentence(finding.message))} <small>{finding.scope}</small></p>"
         said += _excerpt(report, finding, prefix) + _advice(finding)
-        items.append(f'<li id="{prefix}F{number}">{badge}<div>{said}</div></li>')
+        items.append(f'<li id="{prefix}F{i}">{badge}<div>{said}</div></li>')
     picture = charts.timeline(report)
     content = ""
     if picture is not None and picture.shows_a_problem:
-        content = _figure(picture, f"{prefix}timeline", is_open=True)
+        content = figure(picture, f"{prefix}timeline", is_open=True)
     content += f'<ul class="claims">{"".join(items)}</ul>' if items else ""
-    return _section(f"{prefix}found", "Found", level, content) if content else ""
+    return section(f"{prefix}found", "Found", level, content) if content else ""
 
 
 def _limit(report: Report, prefix: str, level: int) -> str:
@@ -265,9 +281,9 @@ def _limit(report: Report, prefix: str, level: int) -> str:
         chart = charts.bars(
             rows, label="Bars of roofs: " + "; ".join(f"{n} {t}" for n, _, t in rows), marked=marked
         )
-        parts.append(_scroll(chart, "Roofs"))
+        parts.append(scroll(chart, "Roofs"))
         picture = charts.roofline(report)
-        parts.append(_figure(picture, f"{prefix}roofline", is_open=True) if picture else "")
+        parts.append(figure(picture, f"{prefix}roofline", is_open=True) if picture else "")
         parts += [f"<p class=intro>Not counted: {escape(text)}.</p>" for text in roofs.not_counted]
     elif report.roofs_missing:
         parts.append(f"<p>{escape(words.sentence(report.roofs_missing))}</p>")
@@ -275,7 +291,7 @@ def _limit(report: Report, prefix: str, level: int) -> str:
         said = words.sentence(report.occupancy.sentence)
         meaning = "<dfn>Occupancy</dfn>, the warps that a multiprocessor holds at once"
         parts.append(f"<p>{meaning}: {escape(said)}</p>")
-    return _section(f"{prefix}limit", "What limits it", level, "".join(parts))
+    return section(f"{prefix}limit", "What limits it", level, "".join(parts))
 
 
 def _roof_text(roof: Roof, binding: str) -> str:
@@ -303,11 +319,11 @@ def _memory(report: Report, prefix: str, level: int, ncu: Comparison | None) -> 
     parts.append(_arrays(report))
     picture = charts.traffic(report)
     if picture is not None:
-        parts.append(_figure(picture, f"{prefix}traffic", is_open=True))
+        parts.append(figure(picture, f"{prefix}traffic", is_open=True))
     if ncu is not None:
         parts.append(_ncu(ncu))
     parts.append(_metrics(report))
-    return _section(f"{prefix}memory", "Memory", level, "".join(parts))
+    return section(f"{prefix}memory", "Memory", level, "".join(parts))
 
 
 def _sites(caption: str, rows: Sequence[SiteRow]) -> str:
@@ -328,7 +344,7 @@ def _sites(caption: str, rows: Sequence[SiteRow]) -> str:
             )
         )
     heads = ("line", "access", "requests", unit, f"least {unit}", "each request", "")
-    return _table(caption, heads, body, left=(1,))
+    return table(caption, heads, body, left=(1,))
 
 
 def _arrays(report: Report) -> str:
@@ -366,7 +382,7 @@ def _arrays(report: Report) -> str:
         "reads an element",
         "elements written",
     )
-    return _table("Arrays", heads, rows, left=(0, 1))
+    return table("Arrays", heads, rows, left=(0, 1))
 
 
 def _metrics(report: Report) -> str:
@@ -375,12 +391,12 @@ def _metrics(report: Report) -> str:
     names = [n for n in report.figures[0].metrics if any(f.metrics.get(n) for f in report.figures)]
     heads = ("metric", *(_LEVELS[figures.level] for figures in report.figures))
     rows = [
-        (f"<code>{n}</code>", *(_number(f.metrics.get(n)) for f in report.figures)) for n in names
+        (f"<code>{n}</code>", *(number(f.metrics.get(n)) for f in report.figures)) for n in names
     ]
-    table = _table(
+    shown = table(
         "Figures under the names that Nsight Compute (ncu) gives them", heads, rows, left=(0,)
     )
-    return f"<details><summary>The same under ncu's metric names</summary>{table}</details>"
+    return f"<details><summary>The same under ncu's metric names</summary>{shown}</details>"
 
 
 _LEVELS = {"source": "as written (numba-cuda)", "compiled": "loads merged (nvcc)"}
@@ -390,21 +406,22 @@ def _ncu(compared: Comparison) -> str:
     rows = [
         (
             f"<code>{escape(r.metric)}</code>",
-            _number(r.measured),
-            _number(r.predicted),
+            number(r.measured),
+            number(r.predicted),
             escape(r.difference),
         )
         for r in compared.rows
     ]
-    table = _table("Measured by ncu", ("metric", "ncu", "predicted", "difference"), rows, left=(0,))
+    shown = table("Measured by ncu", ("metric", "ncu", "predicted", "difference"), rows, left=(0,))
     notes = "".join(f"<p class=intro>{escape(words.sentence(note))}</p>" for note in compared.notes)
-    return f"<p>{escape(words.sentence(compared.sentence))}</p>{table}{notes}"
+    return f"<p>{escape(words.sentence(compared.sentence))}</p>{shown}{notes}"
 
 
 def _source(report: Report, prefix: str, level: int) -> str:
     most_sectors = max((line.sectors for line in report.source), default=0)
     most_wavefronts = max((line.wavefronts for line in report.source), default=0)
     rows = []
+    seen: set[int] = set()
     for line in report.source:
         marks = [
             f'<a class="bad" href="#{prefix}F{n}">{_SEVERITIES[report.findings[n].severity][0]} '
@@ -419,18 +436,21 @@ def _source(report: Report, prefix: str, level: int) -> str:
         hit = ' class="hit"' if line.findings else ""
         costs = _heat(line.sectors, most_sectors) if most_sectors else ""
         costs += _heat(line.wavefronts, most_wavefronts) if most_wavefronts else ""
+        # Device functions of other files may have lines of the same number.
+        name = "" if line.number in seen else f' id="{prefix}L{line.number}"'
+        seen.add(line.number)
         rows.append(
-            f'<tr id="{prefix}L{line.number}"{hit}><th scope="row">{line.number}</th>{costs}'
+            f'<tr{name}{hit}><th scope="row">{line.number}</th>{costs}'
             f"<td><code>{escape(line.text)}</code>{''.join(marks)}</td></tr>"
         )
     spaces = zip(_units(report), (most_sectors, most_wavefronts), strict=True)
     columns = ("line", *(unit for unit, most in spaces if most), "code")
     heads = "".join(f"<th scope=col>{column}</th>" for column in columns)
-    table = (
+    shown = (
         f'<table class="source"><caption>{escape(Path(report.filename).name)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
-    return _section(f"{prefix}source", "Source", level, _scroll(table, "Annotated source"))
+    return section(f"{prefix}source", "Source", level, scroll(shown, "Annotated source"))
 
 
 def _units(report: Report) -> tuple[str, str]:
@@ -439,11 +459,11 @@ def _units(report: Report) -> tuple[str, str]:
     return units.get("global", "sectors"), units.get("shared", "wavefronts")
 
 
-def _heat(number: int, most: int) -> str:
+def _heat(cost: int, most: int) -> str:
     """A cell with a bar behind its number."""
-    if not number:
+    if not cost:
         return "<td></td>"
-    return f'<td class="heat" style="--share:{100 * number / most:.0f}%">{number:,}</td>'
+    return f'<td class="heat" style="--share:{100 * cost / most:.0f}%">{cost:,}</td>'
 
 
 def _pictures(report: Report, prefix: str, level: int) -> str:
@@ -458,7 +478,7 @@ def _pictures(report: Report, prefix: str, level: int) -> str:
     if not drawn:
         return ""
     figures = "".join(
-        _figure(picture, f"{prefix}picture-{i}", style, is_open=picture.shows_a_problem or i < 4)
+        figure(picture, f"{prefix}picture-{i}", style, is_open=picture.shows_a_problem or i < 4)
         for i, (picture, style) in enumerate(drawn)
     )
     intro = (
@@ -466,28 +486,7 @@ def _pictures(report: Report, prefix: str, level: int) -> str:
         "picture, the arrow keys go from lane to lane.</p>"
     )
     content = f'{intro}<div class="pictures">{figures}</div>'
-    return _section(f"{prefix}pictures", "Pictures", level, content)
-
-
-def _figure(picture: Picture, name: str, style: str = "", *, is_open: bool = False) -> str:
-    """A picture to fold: title, sentence, drawing, legend, and the same as a table."""
-    chip = '<span class="badge unsure">▲ wasteful</span>' if picture.shows_a_problem else ""
-    if picture.shows_a_problem and "barrier" in picture.title:
-        chip = '<span class="badge bad">✘ race</span>'
-    rows = [tuple(escape(cell) for cell in row) for row in picture.rows[:64]]
-    left = tuple(range(len(picture.columns)))
-    table = _table(picture.title, picture.columns, rows, left=left)
-    more = len(picture.rows) - len(rows)
-    rest = f"<p class=intro>{more:,} more rows are left out.</p>" if more else ""
-    legend = f'<p class="legend">{picture.legend}</p>' if picture.legend else ""
-    readout = '<p class="readout" aria-live="polite"></p>' if 'class="rows"' in picture.svg else ""
-    return (
-        f'<details class="picture {style}" id="{name}"{" open" if is_open else ""}>'
-        f"<summary><b>{escape(picture.title)}</b> {chip}</summary>"
-        f"<figure><figcaption>{escape(picture.sentence)}</figcaption>"
-        f"{_scroll(picture.svg, picture.title)}{readout}{legend}</figure>"
-        f"<details><summary>The same as a table</summary>{table}{rest}</details></details>\n"
-    )
+    return section(f"{prefix}pictures", "Pictures", level, content)
 
 
 def _limits(report: Report, prefix: str, level: int) -> str:
@@ -499,105 +498,4 @@ def _limits(report: Report, prefix: str, level: int) -> str:
     if unchecked:
         parts += f"<h{level + 2}>Not checked</h{level + 2}><ul>"
         parts += "".join(f"<li>{escape(words.sentence(text))}</li>" for text in unchecked) + "</ul>"
-    return _section(f"{prefix}limits", "Limits", level, parts)
-
-
-def _side_by_side(reports: Sequence[Report], ncu: Comparison | None) -> Iterator[str]:
-    """The comparison, then each report in full, folded."""
-    rows = compare(reports)
-    first = reports[0]
-    yield (
-        '<div class="title"><h1>Side by side</h1>'
-        f"<p>{escape(words.launch(first))}<br>{escape(', '.join(first.arguments))}</p></div>"
-    )
-    heads = [words.headline(report) for report in reports]
-    badges = tuple(f'<span class="badge {h.tone}">{h.mark} {h.word}</span>' for h in heads)
-    body = [("verdict", *badges), *((escape(r.label), *_compared(r)) for r in rows)]
-    yield _table(
-        "● is the best of its row", ("", *(escape(r.kernel) for r in reports)), body, left=(0,)
-    )
-    for row in rows:
-        if row.bars:
-            yield _section(
-                f"bars-{row.label.split()[0]}", row.label.capitalize(), 1, _row_bars(row, reports)
-            )
-    yield from _alike(reports)
-    for number, report in enumerate(reports):
-        measured = ncu if number == 0 else None
-        yield (
-            f'<details class="kernel" id="kernel-{number}"><summary><b>{escape(report.kernel)}</b> '
-            f"in full</summary>{_report(report, f'k{number}-', measured)}</details>"
-        )
-
-
-def _compared(row: Row) -> Iterator[str]:
-    for cell in row.cells:
-        if cell is None:
-            yield "–"
-        else:
-            yield f"<b>● {escape(cell.text)}</b>" if cell.number == row.best else escape(cell.text)
-
-
-def _row_bars(row: Row, reports: Sequence[Report]) -> str:
-    shown = [(r.kernel, c) for r, c in zip(reports, row.cells, strict=True) if c is not None]
-    best = next((i for i, (_, cell) in enumerate(shown) if cell.number == row.best), None)
-    bars = [(kernel, cell.number, cell.text) for kernel, cell in shown]
-    said = "; ".join(f"{kernel} {cell.text}" for kernel, cell in shown)
-    return _scroll(charts.bars(bars, label=f"{row.label}: {said}", marked=best), row.label)
-
-
-def _alike(reports: Sequence[Report]) -> Iterator[str]:
-    """The bank maps of the kernels next to one another, array by array and what is done to it."""
-    maps = [
-        ((each.array, each.op), report.kernel, svg.bank_map(each, report.block))
-        for report in reports
-        for each in report.bank_maps
-    ]
-    maps.sort(key=lambda item: item[0])
-    for (array, op), group in itertools.groupby(maps, key=lambda item: item[0]):
-        pictures = [(kernel, picture) for _, kernel, picture in group]
-        if len(pictures) < 2 or not any(picture.shows_a_problem for _, picture in pictures):
-            continue
-        shown = "".join(
-            f"<figure><figcaption><b>{escape(kernel)}</b>: {escape(picture.sentence)}</figcaption>"
-            f"{_scroll(picture.svg, f'{kernel}, {picture.title}')}"
-            '<p class="readout" aria-live="polite"></p></figure>'
-            for kernel, picture in pictures
-        )
-        legend = f'<p class="legend">{pictures[0][1].legend}</p>'
-        title = f"Banks, {op} of {array}"
-        yield _section(f"banks-{array}-{op}", title, 1, f'<div class="pair">{shown}</div>{legend}')
-
-
-def _section(name: str, title: str, level: int, content: str) -> str:
-    return f'<section id="{name}"><h{level + 1}>{escape(title)}</h{level + 1}>{content}</section>\n'
-
-
-def _table(
-    caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()
-) -> str:
-    """A table that scrolls in a box of its own; cells are markup, those of ``left`` are text."""
-
-    def cells(row: Sequence[str], kind: str) -> str:
-        scope = ' scope="col"' if kind == "th" else ""
-        return "".join(
-            f"<{kind}{scope}{' class=text' if i in left else ''}>{cell}</{kind}>"
-            for i, cell in enumerate(row)
-        )
-
-    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-    table = (
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{cells(heads, 'th')}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
-    )
-    return _scroll(table, caption)
-
-
-def _scroll(content: str, label: str) -> str:
-    return tag("div", content, class_="scroll", data_label=label)
-
-
-def _number(number: float | None) -> str:
-    if number is None:
-        return "–"
-    return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.2f}"
+    return section(f"{prefix}limits", "Limits", level, parts)

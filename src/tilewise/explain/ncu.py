@@ -29,12 +29,12 @@ _BUSY = (
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLaunch:
-    """One launch that ncu has measured."""
+    """One launch that ncu has measured; old versions of it do not print grid and block."""
 
     id: str
     kernel: str
-    grid: Dim
-    block: Dim
+    grid: Dim | None
+    block: Dim | None
     metrics: Mapping[str, float]
 
 
@@ -76,14 +76,12 @@ def beside(report: Report, launches: Sequence[MeasuredLaunch]) -> Comparison:
     """
     if not report.figures:
         raise OptionError(f"nothing is predicted under ncu's names for {report.target}")
-    shape = (report.grid, report.block)
-    named = [m for m in launches if re.search(rf"(?<!\w){re.escape(report.kernel)}", m.kernel)]
-    alike = [m for m in named if (m.grid, m.block) == shape]
+    alike = [m for m in launches if _is_of(m, report)]
     if not alike:
-        seen = dict.fromkeys(f"{_short(m.kernel)} {m.grid}×{m.block}" for m in launches)
+        seen = dict.fromkeys(f"{_short(m.kernel)} {m.grid} {m.block}" for m in launches)
         raise OptionError(
             f"ncu's file has no launch of {report.kernel} with grid {report.grid} and block "
-            f"{report.block}; it has {', '.join(seen) or 'none'}"
+            f"{report.block}; it has {', '.join(seen)}"
         )
     measured = alike[-1]
     figures = _level(report.figures, measured.metrics)
@@ -163,8 +161,12 @@ def _launch(row: Mapping[str, str], metrics: dict[str, float]) -> MeasuredLaunch
     return MeasuredLaunch(row["ID"], row["Kernel Name"], _dim(grid), _dim(block), metrics)
 
 
-def _dim(text: str) -> Dim:
-    x, y, z = ([int(n) for n in re.findall(r"\d+", text)] + [1, 1, 1])[:3]
+def _dim(text: str) -> Dim | None:
+    """``(16, 16, 1)``."""
+    numbers = [int(n) for n in re.findall(r"\d+", text)]
+    if not numbers:
+        return None
+    x, y, z = (*numbers, 1, 1)[:3]
     return x, y, z
 
 
@@ -176,6 +178,16 @@ def _number(text: str | None, unit: str | None) -> float | None:
         return None
     scaled = re.match(r"([KMGT])byte", unit or "")
     return round(value * _PREFIXES[scaled[1]], 6) if scaled else value
+
+
+def _is_of(launch: MeasuredLaunch, report: Report) -> bool:
+    """Whether a launch may be the report's; its name is a C++ signature, or a mangled one."""
+    name = re.escape(report.kernel)
+    return (
+        re.search(rf"(?<!\w){name}(?!\w)|{len(report.kernel)}{name}", launch.kernel) is not None
+        and launch.grid in (None, report.grid)
+        and launch.block in (None, report.block)
+    )
 
 
 def _level(figures: Sequence[Figures], metrics: Mapping[str, float]) -> Figures:

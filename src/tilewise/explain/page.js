@@ -29,22 +29,22 @@
   boxes.forEach((box) => watch.observe(box));
 
   // The rows of a picture are one stop; arrow keys go from row to row. What a row shows is said
-  // below the picture.
+  // below the picture. (Listeners are on the figure: one on the svg would make it a stop itself.)
   for (const picture of document.querySelectorAll("svg.rows")) {
+    const figure = picture.closest("figure");
     const rows = [...picture.querySelectorAll(".row")];
-    const readout = picture.closest("figure").querySelector(".readout");
     const tell = (event) => {
       const row = event.target.closest(".row");
-      if (row) readout.textContent = row.getAttribute("aria-label");
+      if (row) figure.querySelector(".readout").textContent = row.getAttribute("aria-label");
+      return row;
     };
-    if (!rows.length) continue;
-    rows[0].setAttribute("tabindex", "0");
-    picture.addEventListener("pointerover", tell);
-    picture.addEventListener("focusin", (event) => {
-      tell(event);
-      rows.forEach((row) => row.setAttribute("tabindex", row === event.target ? "0" : "-1"));
+    rows[0]?.setAttribute("tabindex", "0");
+    figure.addEventListener("pointerover", tell);
+    figure.addEventListener("focusin", (event) => {
+      const now = tell(event);
+      if (now) rows.forEach((row) => row.setAttribute("tabindex", row === now ? "0" : "-1"));
     });
-    picture.addEventListener("keydown", (event) => {
+    figure.addEventListener("keydown", (event) => {
       const at = rows.indexOf(event.target);
       const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: rows.length - 1 }[event.key];
       if (at < 0 || to === undefined) return;

@@ -7,7 +7,7 @@ whole launch are in :mod:`.charts`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -15,6 +15,10 @@ from . import words
 from .report import BankMap, Dim, LaneWord, SectorMap, SectorUse
 
 __all__ = ["Picture", "bank_map", "drawing", "sector_map", "tag", "text_at", "thread_of_lane"]
+
+
+# Geometry of a bank map, in pixels: a cell, and where the first one lies.
+_CELL, _LEFT, _TOP = 14, 60, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,44 +76,44 @@ def bank_map(banks: BankMap, block: Dim) -> Picture:
     The first lane that asks for a word has a filled cell, numbered by its wavefront; lanes that
     ask for the same word have an open one, joined to it: they are served along with it.
     """
-    cell, left, top = 14, 60, 30
-    width = left + banks.banks * cell + 8
+    groups = _by_group(banks)
     lanes = sorted({word.lane for word in banks.words} | set(banks.inactive))
-    bottom = top + len(lanes) * cell
-    single = len(banks.groups) == 1
-    tallest = max(_asked(banks, banks.groups[0])) if single else 0
-    unit = min(9.0, 72 / max(1, tallest))
-    height = bottom + (tallest * unit + 34 if single else 8)
-
-    parts = [_frame(banks, left, top, cell, bottom)]
-    for group in banks.groups:
-        parts += _shared_words(banks, group, left, top, cell)
-    by_lane: dict[int, list[LaneWord]] = {lane: [] for lane in lanes}
-    for word in banks.words:
-        by_lane[word.lane].append(word)
-    first = {(w.wavefront, w.bank, w.word): w.lane for w in reversed(banks.words)}
+    bottom = _TOP + len(lanes) * _CELL
+    width = _LEFT + banks.banks * _CELL + 8
+    parts = [_frame(banks, bottom)]
+    late: set[int] = set()
+    for words_of_group in groups:
+        parts += _shared_words(words_of_group)
+        turns = {word.wavefront for word in words_of_group}
+        late |= turns - {min(turns, default=0)}
+    opening = {(w.wavefront, w.bank, w.word): w.lane for w in reversed(banks.words)}
     for row, lane in enumerate(lanes):
-        y = top + row * cell
-        cells = [tag("rect", x=0, y=y, width=width, height=cell, class_="hit")]
+        y = _TOP + row * _CELL
+        cells = [tag("rect", x=0, y=y, width=width, height=_CELL, class_="hit")]
         if lane % 4 == 0 or lane == lanes[-1]:
-            cells.append(text_at(left - 8, y + 10.5, f"lane {lane}", "end small"))
-        for word in by_lane[lane]:
-            opens = first[word.wavefront, word.bank, word.word] == lane
-            cells += _cell(word, opens, left + word.bank * cell, y, cell, banks.wavefronts)
-        label = _lane_label(banks, lane, by_lane[lane], block)
+            cells.append(text_at(_LEFT - 8, y + 10.5, f"lane {lane}", "end small"))
+        touched = [word for word in banks.words if word.lane == lane]
+        for word in touched:
+            if opening[word.wavefront, word.bank, word.word] == lane:
+                number = str(word.wavefront + 1) if banks.wavefronts > 1 else ""
+                cells += _filled(word, y, number, is_late=word.wavefront in late)
+            else:
+                cells.append(_open(word, y))
+        label = _lane_label(banks, lane, touched, block)
         parts.append(tag("g", cells, class_="row", role="img", tabindex="-1", aria_label=label))
-    if single:
-        parts += _columns(_asked(banks, banks.groups[0]), left, bottom, cell, unit, tallest)
+    height = bottom + 8.0
+    if len(groups) == 1:
+        columns, height = _columns(_asked(banks, groups[0]), bottom)
+        parts.append(columns)
+    label = f"Lanes by banks. {banks.sentence}"
     return Picture(
         title=f"Banks: line {banks.line}, {banks.op} of {banks.text}",
         sentence=words.sentence(banks.sentence),
-        svg=drawing(
-            width, height, parts, label=f"Lanes by banks. {banks.sentence}", interactive=True
-        ),
+        svg=drawing(width, height, parts, label=label, interactive=True),
         columns=("bank", "words asked for", "by lanes", "in wavefronts"),
         rows=_bank_rows(banks),
         shows_a_problem=banks.wavefronts > banks.ideal,
-        legend=_bank_legend(banks),
+        legend=_bank_legend(has_late=bool(late), has_groups=len(groups) > 1),
     )
 
 
@@ -188,83 +192,81 @@ def _plain(value: object) -> str:
     return escape(str(value))
 
 
-def _frame(banks: BankMap, left: int, top: int, cell: int, bottom: int) -> str:
+def _by_group(banks: BankMap) -> list[list[LaneWord]]:
+    """The words by the group of lanes that are served together."""
+    return [
+        [word for word in banks.words if first <= word.lane <= last] for first, last in banks.groups
+    ]
+
+
+def _frame(banks: BankMap, bottom: int) -> str:
     """The grid, the numbers of the banks, and a line between lanes that are served apart."""
-    right = left + banks.banks * cell
-    path = "".join(f"M{left + i * cell} {top}V{bottom}" for i in range(banks.banks + 1))
-    rows = (bottom - top) // cell
-    path += "".join(f"M{left} {top + i * cell}H{right}" for i in range(rows + 1))
+    right = _LEFT + banks.banks * _CELL
+    path = "".join(f"M{_LEFT + i * _CELL} {_TOP}V{bottom}" for i in range(banks.banks + 1))
+    path += "".join(f"M{_LEFT} {y}H{right}" for y in range(_TOP, bottom + 1, _CELL))
     parts = [tag("path", d=path, class_="grid")]
-    parts.append(text_at(left - 8, top - 8, "bank", "end small"))
+    parts.append(text_at(_LEFT - 8, _TOP - 8, "bank", "end small"))
     for bank in range(0, banks.banks, 4):
-        x = left + bank * cell + cell / 2
-        parts.append(text_at(x, top - 8, str(bank), "middle small"))
+        parts.append(text_at(_LEFT + (bank + 0.5) * _CELL, _TOP - 8, str(bank), "middle small"))
     for first, _ in banks.groups[1:]:
-        y = top + first * cell
-        parts.append(tag("path", d=f"M{left - 40} {y}H{right}", class_="border"))
+        parts.append(
+            tag("path", d=f"M{_LEFT - 40} {_TOP + first * _CELL}H{right}", class_="border")
+        )
     return tag("g", parts, aria_hidden="true")
 
 
-def _shared_words(
-    banks: BankMap, group: tuple[int, int], left: int, top: int, cell: int
-) -> list[str]:
+def _shared_words(of_group: Sequence[LaneWord]) -> Iterator[str]:
     """A line down the column from the first to the last lane that asks for the same word."""
     lanes: dict[tuple[int, int], list[int]] = {}
-    for word in banks.words:
-        if group[0] <= word.lane <= group[1]:
-            lanes.setdefault((word.bank, word.word), []).append(word.lane)
+    for word in of_group:
+        lanes.setdefault((word.bank, word.word), []).append(word.lane)
     path = ""
     for (bank, _), same in lanes.items():
         if len(same) > 1:
-            x, y = left + (bank + 0.5) * cell, top + (min(same) + 0.5) * cell
-            path += f"M{x:g} {y:g}V{top + (max(same) + 0.5) * cell:g}"
-    return [tag("path", d=path, class_="together", aria_hidden="true")] if path else []
+            x, y = _LEFT + (bank + 0.5) * _CELL, _TOP + (min(same) + 0.5) * _CELL
+            path += f"M{x:g} {y:g}V{_TOP + (max(same) + 0.5) * _CELL:g}"
+    if path:
+        yield tag("path", d=path, class_="together", aria_hidden="true")
 
 
-def _cell(word: LaneWord, opens: bool, x: int, y: int, cell: int, wavefronts: int) -> Iterable[str]:
-    """A filled cell, numbered by its wavefront; an open one where another lane has the word."""
-    if not opens:
-        yield tag("rect", x=x + 4, y=y + 4, width=cell - 8, height=cell - 8, class_="same")
-        return
-    late = word.wavefront > 0
-    yield tag(
-        "rect",
-        x=x + 1,
-        y=y + 1,
-        width=cell - 2,
-        height=cell - 2,
-        class_="late" if late else "first",
-    )
-    if wavefronts > 1:
-        style = "middle on-late" if late else "middle on-first"
-        yield text_at(x + cell / 2, y + 10.5, str(word.wavefront + 1), style)
+def _filled(word: LaneWord, y: int, number: str, *, is_late: bool) -> Iterator[str]:
+    """The cell of a word that is fetched, with the number of its wavefront."""
+    x, side = _LEFT + word.bank * _CELL, _CELL - 2
+    style = "late" if is_late else "first"
+    yield tag("rect", x=x + 1, y=y + 1, width=side, height=side, class_=style)
+    if number:
+        yield text_at(x + _CELL / 2, y + 10.5, number, f"middle on-{style}")
 
 
-def _columns(
-    asked: Sequence[int], left: int, bottom: int, cell: int, unit: float, tallest: int
-) -> Iterable[str]:
-    """Below each bank, how many words it is asked for: the longest is the cost."""
+def _open(word: LaneWord, y: int) -> str:
+    """The cell of a word that another lane has asked for as well."""
+    x, side = _LEFT + word.bank * _CELL, _CELL - 8
+    return tag("rect", x=x + 4, y=y + 4, width=side, height=side, class_="same")
+
+
+def _columns(asked: Sequence[int], bottom: int) -> tuple[str, float]:
+    """Below each bank, how many words it is asked for: the longest is the cost; and their end."""
+    tallest, top = max(asked), bottom + 6
+    unit = min(9.0, 72 / max(1, tallest))
     parts = []
     for bank, number in enumerate(asked):
+        box = {"x": _LEFT + bank * _CELL + 3, "width": _CELL - 6}
         if number:
-            box = {"x": left + bank * cell + 3, "width": cell - 6}
-            first = min(1, number)
-            parts.append(tag("rect", **box, y=bottom + 6, height=first * unit, class_="first"))
-            if number > 1:
-                late = {"y": bottom + 6 + unit, "height": (number - 1) * unit}
-                parts.append(tag("rect", **box, **late, class_="late"))
-    y = bottom + 6 + tallest * unit + 16
+            parts.append(tag("rect", **box, y=top, height=unit, class_="first"))
+        if number > 1:
+            rest = {"y": top + unit, "height": (number - 1) * unit}
+            parts.append(tag("rect", **box, **rest, class_="late"))
+    y = top + tallest * unit + 16
     said = f"words asked of each bank: {tallest} at most, so {words.count(tallest, 'wavefronts')}"
-    parts.append(text_at(left, y, said, "small"))
-    yield tag("g", parts, aria_hidden="true")
+    parts.append(text_at(_LEFT, y, said, "small"))
+    return tag("g", parts, aria_hidden="true"), y + 12
 
 
-def _asked(banks: BankMap, group: tuple[int, int]) -> list[int]:
-    """How many different words each bank is asked for by the lanes of a group."""
+def _asked(banks: BankMap, of_group: Sequence[LaneWord]) -> list[int]:
+    """How many different words each bank is asked for."""
     asked: list[set[int]] = [set() for _ in range(banks.banks)]
-    for word in banks.words:
-        if group[0] <= word.lane <= group[1]:
-            asked[word.bank].add(word.word)
+    for word in of_group:
+        asked[word.bank].add(word.word)
     return [len(of_bank) for of_bank in asked]
 
 
@@ -290,9 +292,10 @@ def _bank_rows(banks: BankMap) -> tuple[tuple[str, ...], ...]:
     return tuple(rows)
 
 
-def _bank_legend(banks: BankMap) -> str:
-    keys = [(_key("first"), "word served in the first wavefront")]
-    if banks.wavefronts > 1:
+def _bank_legend(*, has_late: bool, has_groups: bool) -> str:
+    whose = "its group's first" if has_groups else "the first"
+    keys = [(_key("first"), f"word served in {whose} wavefront")]
+    if has_late:
         keys.append((_key("late"), "word that waits for a later one; its number is in the cell"))
     keys.append((_key("same"), "lane that asks for the same word: served along with it, free"))
     return _legend(keys)

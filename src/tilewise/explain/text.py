@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -139,7 +140,7 @@ def _finding(report: Report, finding: Finding, *, verbose: bool) -> RenderableTy
     grid.add_row(Text(f"{mark} {finding.severity}", style=style), said)
     if verbose and (lines := words.excerpt(report, finding)):
         grid.add_row("", Text())
-        grid.add_row("", _excerpt(lines))
+        grid.add_row("", _Excerpt(lines))
         grid.add_row("", Text())
     if finding.advice:
         grid.add_row(
@@ -148,18 +149,32 @@ def _finding(report: Report, finding: Finding, *, verbose: bool) -> RenderableTy
     return grid
 
 
-def _excerpt(lines: Iterable[words.Marked]) -> RenderableType:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(justify="right", style="dim")
-    grid.add_column()
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    grid.add_column(overflow="fold", min_width=28)
-    for line in lines:
-        number = str(line.number) if line.number else ""
-        pointer = Text("▸" if line.marks else "", style="red")
-        code = Text(line.text, style="bold" if line.marks else "dim")
-        grid.add_row(number, pointer, code, Text("\n".join(line.marks), style="red"))
-    return grid
+@dataclass(frozen=True, slots=True)
+class _Excerpt:
+    """Lines of source with what happens there beside them, or below where there is no room."""
+
+    lines: Sequence[words.Marked]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        margin = max(len(str(line.number)) for line in self.lines)
+        widest = max(len(line.text) for line in self.lines)
+        longest = max((len(mark) for line in self.lines for mark in line.marks), default=0)
+        is_beside = margin + 3 + widest + 2 + longest <= options.max_width
+        said = Text(no_wrap=True, overflow="ellipsis")
+        for line in self.lines:
+            said.append(f"{line.number or '':>{margin}} ", style="dim")
+            said.append("▸ " if line.marks else "  ", style="red")
+            said.append(line.text, style="bold" if line.marks else "dim")
+            for i, mark in enumerate(line.marks):
+                gap = " " * (widest - len(line.text) + 2)
+                if not is_beside:
+                    gap = f"\n{' ' * (margin + 3)}  ╰ "
+                elif i:
+                    gap = f"\n{' ' * (margin + 3 + widest + 2)}"
+                said.append(f"{gap}{mark}", style="red")
+            said.append("\n")
+        said.right_crop()
+        yield said
 
 
 def _verdicts(report: Report, *, verbose: bool) -> RenderableType | None:

@@ -52,7 +52,7 @@ _CLAUSES = {
     "read-after-write": "threads race on {} (read-after-write)",
     "write-after-read": "threads race on {} (write-after-read)",
     "write-after-write": "threads race on {} (write-after-write)",
-    "out of range": "accesses out of range of {}",
+    "out of range": "accesses of {} are out of range",
     "uninitialised read": "threads read elements of {} that nobody wrote",
     "exit before barrier": "threads return before a barrier",
     "barrier divergence": "not all threads meet at a barrier",
@@ -115,9 +115,11 @@ def excerpt(report: Report, finding: Finding) -> list[Marked]:
     element = "" if finding.element is None else at(finding.array or "", finding.element)
     known = {line.number: line.text for line in report.source}
     places = [p for p in (finding.first, finding.second) if p is not None and p.line in known]
+    alike = len(places) == 2 and places[0].block == places[1].block
     for number, place in enumerate(places, 1):
         does = _DOES.get(finding.kind, ("is here", "is here"))[number - 1].format(element)
-        said = f"{who(place, report)} {does}"
+        who_does = f"thread {index(place.thread, report.block)}" if alike else who(place, report)
+        said = f"{who_does} {does}"
         marks.setdefault(place.line, []).append(f"{number}. {said}" if len(places) > 1 else said)
     if not marks:
         return []

@@ -60,6 +60,14 @@ def test_the_report_is_plain_json_under_a_versioned_schema() -> None:
     assert len(data["thread_map"]["elements"]) == 256
 
 
+def test_a_report_prints_itself_as_text_and_as_a_page() -> None:
+    report = _muld()
+    assert "Muld" in str(report)
+    assert "14 %" in str(report)
+    assert report.to_html().startswith("<!doctype html>")
+    assert "Muld" in report._repr_html_()
+
+
 def test_the_same_launch_gives_the_same_report() -> None:
     assert _muld().to_json() == _muld().to_json()
 

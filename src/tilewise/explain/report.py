@@ -438,6 +438,23 @@ class Report:
         }
         return {"schema": SCHEMA, "exit_code": self.exit_code, **values}
 
+    def to_html(self) -> str:
+        """Return the report as one page that needs nothing else."""
+        from .html import page
+
+        return page(self)
+
+    def __str__(self) -> str:
+        from .text import render, to_text
+
+        return to_text(render(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from .html import notebook
+
+        return notebook(self)
+
     def to_json(self, *, indent: int | None = None) -> str:
         """Return :meth:`to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)

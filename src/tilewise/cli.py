@@ -34,7 +34,10 @@ _RATE_SECONDS = 0.2
 
 app = typer.Typer(
     name="tilewise",
-    epilog="Exit codes: 0 done or proven; 1 a check failed; 2 could not, with the reason.",
+    epilog=(
+        "Exit codes: 0 done or proven; 1 a check failed; 2 could not, with the reason; "
+        "130 interrupted."
+    ),
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -77,7 +77,8 @@ def multiply_files(
         Without one, half of the free memory, rounded down to a power of two so that runs are
         usually alike.
     verify : bool
-        Check the result by `check` before it gets its name.
+        Check the result by `check` before it gets its name. That holds what `check` says, when
+        all buffers have been given back.
     progress : callable, optional
         Called with a `Progress` after each step, in the calling thread.
 

@@ -143,6 +143,7 @@ def _report(
     from .. import simt
     from . import explain
     from .loading import is_of_the_guide, load
+    from .words import listed
 
     kernel = load(name)
     parameters = simt.program(kernel).parameters
@@ -161,7 +162,7 @@ def _report(
         ]
         if grid is None or block is None or args is None:
             raise OptionError(
-                f"{' and '.join(missing)} must be given to launch "
+                f"{listed(missing)} must be given to launch "
                 f"{name}({', '.join(parameters)}); for example --grid 4,4 --block 16,16 "
                 '--args "float32[64,64] 64"'
             )

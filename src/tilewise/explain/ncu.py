@@ -149,7 +149,9 @@ def _by_launch(rows: Sequence[Mapping[str, str]]) -> list[MeasuredLaunch]:
         units, rows = rows[0], rows[1:]
     launches = []
     for row in rows:
-        values = {name: _number(text, units.get(name, "")) for name, text in row.items() if name}
+        # Of the columns, metrics have an underscore in their names.
+        names = [name for name in row if name and "_" in name]
+        values = {name: _number(row[name], units.get(name, "")) for name in names}
         metrics = {name: value for name, value in values.items() if value is not None}
         launches.append(_launch(row, metrics))
     return launches

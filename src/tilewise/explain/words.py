@@ -24,6 +24,7 @@ __all__ = [
     "headline",
     "index",
     "launch",
+    "listed",
     "main_finding",
     "percent",
     "ratio",
@@ -231,13 +232,13 @@ def _clauses(errors: Sequence[Finding]) -> str:
     for finding in errors:
         arrays.setdefault(finding.kind, {})[finding.array or "memory"] = None
     clauses = (
-        _CLAUSES.get(kind, f"{kind} on {{}}").format(_listed(names))
+        _CLAUSES.get(kind, f"{kind} on {{}}").format(listed(names))
         for kind, names in arrays.items()
     )
     return "; ".join(clauses)
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     """``A, B and C``."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last

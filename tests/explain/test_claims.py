@@ -254,6 +254,17 @@ def test_harmless_same_value_writes_are_kept_apart() -> None:
     assert report.exit_code == 0
 
 
+def test_equal_values_of_many_blocks_are_compared_by_tracing_them_all() -> None:
+    def marked(A, C, value):  # type: ignore[no-untyped-def]
+        C[0] = value
+        C[cuda.threadIdx.x + 1] = float32(cuda.blockIdx.x)
+
+    report = explain(marked, 3, 32, floats(32), floats(33), float32(1))
+    severities = {f.first.text: f.severity for f in report.findings if "write" in f.kind}
+    assert severities == {"C[0]": "note", "C[cuda.threadIdx.x + 1]": "error"}
+    assert "every block was traced, to compare the values" in report.certificate
+
+
 # Single claims.
 
 

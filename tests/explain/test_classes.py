@@ -120,7 +120,7 @@ LAUNCHES: list[tuple[Callable[..., Any], Any, Any, tuple[Any, ...], int | None]]
     (flat_muld, (4, 4), (16, 16), (floats(64 * 64), floats(64 * 64), 64, 64, floats(64 * 64)), 1),
     (grid_stride, 5, 64, (floats(1000), 1000, floats(1000)), None),
     (swizzled, 12, (8, 8), (floats(24, 32), floats(24, 32)), None),
-    (overlapping, 9, 32, (floats(288), floats(288)), 2),
+    (overlapping, 9, 32, (floats(288), floats(288)), 9),
     (in_place, 7, 64, (floats(448),), 2),
     (in_place, 7, 60, (floats(400),), 2),
     (odd_rows, (5, 6), (8, 4), (floats(24, 40), floats(24, 40)), None),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..simt.shadow import BlockClass
 from .dataflow import Flow, Guard
 
-__all__ = ["Partition", "partition"]
+__all__ = ["Partition", "alone", "partition"]
 
 Ints = NDArray[np.int64]
 Dim = tuple[int, int, int]
@@ -62,8 +62,7 @@ def partition(flow: Flow, grid: Dim) -> Partition:
     ids = np.arange(count)
     where = np.stack([ids % grid[0], ids // grid[0] % grid[1], ids // (grid[0] * grid[1])])
     if flow.opaque is not None:
-        alone = tuple(BlockClass(block, ids[block : block + 1]) for block in range(count))
-        return Partition(alone, f"every block was traced, since {flow.opaque}")
+        return alone(grid, f"since {flow.opaque}")
     label = np.zeros(count, np.int64)
     for guard in sorted(flow.guards, key=repr):
         outcome = _outcome(guard, np.array(guard.block) @ where)
@@ -80,6 +79,13 @@ def partition(flow: Flow, grid: Dim) -> Partition:
         f"blockIdx reaches no bound or branch but through {len(flow.guards)} comparisons, which "
         "come out the same for every thread of a class",
     )
+
+
+def alone(grid: Dim, why: str) -> Partition:
+    """Every block as a class of its own."""
+    ids = np.arange(grid[0] * grid[1] * grid[2])
+    classes = tuple(BlockClass(block, ids[block : block + 1]) for block in ids.tolist())
+    return Partition(classes, f"every block was traced, {why}")
 
 
 def _class(members: Ints, flow: Flow, where: Ints) -> BlockClass:

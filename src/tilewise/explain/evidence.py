@@ -6,6 +6,7 @@ of the arguments, and keeps what was seen in an :class:`Evidence`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from ..simt.hazards import BlockClass, Coverage, Found, Hazard, HazardWatch, ele
 from ..simt.memory import HalfWarpRule
 from ..simt.occupancy import TARGETS, Target
 from ..simt.program import Program
-from .classes import Partition, partition
+from .classes import Partition, alone, partition
 from .dataflow import Flow, analyse
 from .recorder import Recorder, SiteTotals
 from .story import Follower, follow
@@ -232,9 +233,13 @@ def gather(
         first = Follower(parts.classes[0].representative)
         trial.run(parts.representatives, recorder, watch, reach, first)
         strangers = reach.strangers(parts.classes)
-        if not len(strangers):
+        hazards = watch.hazards()
+        if len(strangers):
+            parts = parts.without(strangers)
+        elif parts.is_compressed and any(map(_may_agree, hazards)) and _is_small(trial):
+            parts = alone(trial.grid, "to compare the values that they write to one place")
+        else:
             break
-        parts = parts.without(strangers)
     recorder.finish()
     return Evidence(
         trial,
@@ -243,7 +248,7 @@ def gather(
         flow,
         parts,
         recorder,
-        watch.hazards(),
+        hazards,
         watch.coverage(),
         _followed={parts.classes[0].representative: first},
     )
@@ -274,6 +279,16 @@ def _add_shifted(
     for shift, many in zip(where.tolist(), times.tolist(), strict=True):
         np.add.at(change, ends + shift, steps[ends] * many)
     total += np.cumsum(change[:-1])
+
+
+def _may_agree(hazard: Hazard) -> bool:
+    """Whether the values that race were not all seen, and might turn out to be the same."""
+    return hazard.between_blocks and hazard.kind == "write-after-write"
+
+
+def _is_small(trial: Trial) -> bool:
+    """Whether all blocks of the launch can be traced in seconds."""
+    return math.prod(trial.grid) * math.prod(trial.block) <= 1 << 20
 
 
 class _Without:

@@ -207,7 +207,7 @@ class Expressions:
             )
             # The compiler contracts a product and a sum into one instruction.
             self.count(code, fused=1, single=-1) if products else self.count(code, single=1)
-            return _mixed([left, right], code)
+            return self._function_of([left, right], code)
         result: Value | None = None
         if isinstance(op, ast.Add):
             result = left + right
@@ -361,6 +361,8 @@ class Expressions:
 
     def _function_of(self, values: list[Value], code: str | None) -> Value:
         """A number that is computed from others in a way that tells nothing else of it."""
+        if code is not None and typing_rules.is_float(code):
+            return _mixed(values, code)  # no address: blocks need not agree on it
         return _mixed([self.pin(value) for value in values], code)
 
     def merge(self, values: list[Value]) -> Value:

@@ -1,4 +1,4 @@
-"""The command line: ``tilewise mul``, ``plan``, ``check``, ``info``, ``demo``.
+"""The command line: ``tilewise mul``, ``plan``, ``check``, ``explain``, ``info``, ``demo``.
 
 Verbs read their arguments, call the library, and print. Results go to standard output, progress
 and errors to standard error. Exit codes: 0 done or proven, 1 a check failed, 2 could not, 130
@@ -22,6 +22,7 @@ import typer
 
 from . import __version__
 from .errors import CheckError, TilewiseError
+from .explain.command import explain_command
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -238,6 +239,9 @@ def check(
     else:
         print(found)
     return 0 if found else 1
+
+
+app.command("explain")(explain_command)
 
 
 @app.command()

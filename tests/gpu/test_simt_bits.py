@@ -18,8 +18,12 @@ pytestmark = pytest.mark.gpu
 GRID, BLOCK = 2, 32
 
 
-@pytest.fixture(scope="module")
-def numba_cuda() -> Any:
+@pytest.fixture
+def numba_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+    # Names that numba-cuda 0.30 asks for and NumPy 2.5 no longer has.
+    for old, new in (("row_stack", "vstack"), ("in1d", "isin"), ("trapz", "trapezoid")):
+        if not hasattr(np, old):
+            monkeypatch.setattr(np, old, getattr(np, new), raising=False)
     return pytest.importorskip("numba.cuda", reason="numba-cuda compiles the kernels")
 
 
@@ -46,7 +50,7 @@ def test_products_are_fused_as_compiled(numba_cuda: Any, kernel: Any) -> None:
     np.testing.assert_array_equal(here, there)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(100))
 def test_random_kernels_have_the_gpus_bits(numba_cuda: Any, seed: int) -> None:
     source = kernel_source(seed, 1 + seed % 9, tame=True)
     here, there = (arguments(seed, GRID * BLOCK, tame=True) for _ in range(2))

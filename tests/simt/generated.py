@@ -61,8 +61,8 @@ def scale(values, place, by):
     return values[place]
 """
 
-# In a template <i>, <f>, <d> and <c> stand for an expression: integer, float32, float64, condition;
-# <0..9> for a literal in that range.
+# In a template <i>, <f>, <d>, <c> stand for an expression: integer, float32, float64, condition;
+# <v> for a divisor and <0..9> for a literal in that range.
 LEAVES = {
     "i": [
         "i0", "i1", "i2", "tx", "gid", "n", "THREE", "cuda.blockIdx.x", "cuda.blockDim.x",
@@ -74,6 +74,7 @@ LEAVES = {
         "np.float32(gid)",
     ],
     "d": ["d0", "D[gid%n]", "<-99..99>.5", "1e-3"],
+    "v": ["i0", "i1", "n", "X[gid%n]", "<1..9>", "(-<1..9>)", "THREE", "(i2 + 1)"],
     "c": [
         "<i> < <i>", "<i> <= <i> < <i>", "<i> == <i>", "<f> > f0", "<i> % 3 != 0", "tx > 3",
         "n > 5", "cuda.blockIdx.x == 0", "d0 >= <d>", "M[gid%n]", "bool(<i>)",
@@ -81,7 +82,7 @@ LEAVES = {
 }  # fmt: skip
 COMPOUND = {
     "i": [
-        "(<i> + <i>)", "(<i> - <i>)", "(<i> * <i>)", "(<i> // <i>)", "(<i> % <i>)", "(<i> & <i>)",
+        "(<i> + <i>)", "(<i> - <i>)", "(<i> * <i>)", "(<i> // <v>)", "(<i> % <v>)", "(<i> & <i>)",
         "(<i> | <i>)", "(<i> ^ <i>)", "(<i> << (<i> & 7))", "(<i> >> (<i> & 15))", "(-<i>)",
         "(~<i>)", "min(<i>, <i>)", "max(<i>, <i>, 3)", "abs(<i>)", "np.int64(<i> if <c> else <i>)",
         "int(<f>)", "np.int32(<i>)", "np.int64(-np.uint8(<i>))", "int(np.int16(<d>))",
@@ -136,7 +137,8 @@ cuda.syncthreads()
         "f1 = cuda.shfl_sync(0xffffffff, f0, abs(i0) % 8)",
         "i1 = np.int64(cuda.ballot_sync(0xffffffff, i0 > i1))",
         "i2 = np.int64(4) if cuda.any_sync(0xffffffff, f0 > f1) else np.int64(6)",
-        "i2 = np.int64(cuda.syncthreads_count(np.int32(<c>)))", "i2 = np.int64(cuda.syncthreads_and(np.int32(<c>)))",
+        "i2 = np.int64(cuda.syncthreads_count(np.int32(<c>)))",
+        "i2 = np.int64(cuda.syncthreads_and(np.int32(<c>)))",
         "i2 = np.int64(cuda.syncthreads_or(np.int32(<c>)))", "cuda.syncwarp()",
     ],
 }  # fmt: skip
@@ -174,7 +176,8 @@ def kernel_source(seed, statements, tame=False):
     """Return the source of a kernel of about so many statements.
 
     A tame one leaves out what a compiler is free about, or only our machine defines: integers stay
-    small, no float out of range becomes an integer, no thread leaves early.
+    small, no float out of range becomes an integer, no thread leaves early, and no index is taken
+    modulo n (a branch, for the compiler, across which it may move a sum away from its product).
     """
     return _Writer(random.Random(seed), statements, tame).source()
 
@@ -222,6 +225,8 @@ class _Writer:
             self.statement(uniform=True)
         self.emit(FINISH)
         body = "\n".join(self.lines)
+        if self.tame:
+            body = re.sub(r" ?% ?n\b", " & 7", body)
         return f"{HEADER}\n\ndef kernel(A, X, D, U, H, M, n, O, P, N, Q, T, W, V, R):\n{body}\n"
 
     def emit(self, text):
@@ -233,7 +238,7 @@ class _Writer:
             if ".." in kind:
                 low, high = map(int, kind.split(".."))
                 return str(self.rng.randint(low, high))
-            simple = depth > 2 or self.rng.random() < 0.4
+            simple = kind == "v" or depth > 2 or self.rng.random() < 0.4
             choice = self.rng.choice((LEAVES if simple else COMPOUND)[kind])
             if self.tame and choice in WILD:
                 choice = "i0"
@@ -241,7 +246,7 @@ class _Writer:
 
         if depth > 9:  # conditions have no leaf without an operand
             template = template.replace("<i>", "i0").replace("<f>", "f1").replace("<d>", "d0")
-        return re.sub(r"<([ifdc]|-?\d+\.\.-?\d+)>", fill, template)
+        return re.sub(r"<([ifdcv]|-?\d+\.\.-?\d+)>", fill, template)
 
     def body(self, uniform):
         self.depth += 1

@@ -75,13 +75,20 @@ def poison(code):
     return np.frombuffer(b"\xab" * _DTYPES[code].itemsize, _DTYPES[code])[0].item()
 
 
+#: Integer divisions by what is no constant so far, and float divisions and roots: a product is not
+#: fused across the first kind, nor into a difference across the second.
+_stretch, _calls = [0], [0]
+
+
 class Number:
     """A boxed number: its type, its value, and for a product what was multiplied."""
 
-    __slots__ = ("code", "factors", "value")
+    __slots__ = ("calls", "code", "constant", "factors", "negated", "stretch", "value")
 
-    def __init__(self, code, value, factors=None):
+    def __init__(self, code, value, factors=None, constant=False):
         self.code, self.value, self.factors = code, convert(code, value), factors
+        self.constant, self.stretch, self.calls = constant, _stretch[0], _calls[0]
+        self.negated = False
 
     def __bool__(self):
         return bool(self.value != 0)
@@ -101,10 +108,16 @@ def box(value):
     if isinstance(value, (bool, np.bool_)):
         return Number("b1", bool(value))
     if isinstance(value, int):
-        return Number("i8" if value < 1 << 63 else "u8", value)
+        return Number("i8" if value < 1 << 63 else "u8", value, constant=True)
     if isinstance(value, float) and not isinstance(value, np.floating):
         return Number("f8", np.float64(value))
     return Number(_NAMES[value.dtype], value if value.dtype.kind == "f" else int(value))
+
+
+def _argument(value):
+    boxed = box(value)
+    boxed.constant = False
+    return boxed
 
 
 def _look_up(rows, left, right):
@@ -135,18 +148,26 @@ def _multiply(a, b):
     return a * b
 
 
+def _fusible(number, code, sign):
+    if not number.factors or number.code != code or number.stretch != _stretch[0]:
+        return False
+    return (sign == 1 and not number.negated) or number.calls == _calls[0]
+
+
 def _sum(sign):
     def compute(code, left, right):
         with np.errstate(all="ignore"):
             if code in ("f4", "f8"):
                 dtype = _DTYPES[code].type
-                for addend, other, s, t in ((left, right, 1, sign), (right, left, sign, 1)):
-                    if addend.factors and addend.code == code:
-                        assert not (other.factors and other.code == code), "two products"
-                        x, y = addend.factors
-                        return Number(
-                            code, fma(dtype(s) * x, y, dtype(t) * convert(code, other.value), dtype)
-                        )
+                fresh = [_fusible(n, code, sign) for n in (left, right)]
+                assert not all(fresh), "which of two products is fused is tested elsewhere"
+                if any(fresh):
+                    product, other = (left, right) if fresh[0] else (right, left)
+                    x, y = product.factors
+                    x, z = dtype(x), convert(code, other.value)
+                    if sign == -1:
+                        x, z = (x, -z) if fresh[0] else (-x, z)
+                    return Number(code, fma(x, y, z, dtype))
             a, b = convert(code, left.value), convert(code, right.value)
             return Number(code, a + b if sign == 1 else a - b)
 
@@ -157,6 +178,8 @@ def _floor(which):
     def compute(code, left, right):
         assert code[0] in "iu"
         a, b = convert(code, left.value), convert(code, right.value)
+        if not right.constant:
+            _stretch[0] += 1
         if b == 0 or (code == "i8" and a == -(2**63) and b == -1):
             return Number(code, 0)
         return Number(code, divmod(a, b)[which])
@@ -165,6 +188,7 @@ def _floor(which):
 
 
 def _divide(code, left, right):
+    _calls[0] += 1
     a, b = convert(code, left.value), convert(code, right.value)
     with np.errstate(all="ignore"):
         return Number(code, a / b)
@@ -235,6 +259,8 @@ def _negative(self):
     result = _unary("USub", lambda v: -v)(self)
     if self.factors:
         result.factors = (-self.factors[0], self.factors[1])
+        result.stretch, result.calls = self.stretch, self.calls
+        result.negated = not self.negated
     return result
 
 
@@ -342,7 +368,7 @@ class _Thread:
         self.request = self.answer = None
         self.local = {}
         function = _rebound(block.kernel, _Cuda(self), {})
-        args = [_Array(a) if isinstance(a, np.ndarray) else box(a) for a in block.args]
+        args = [_Array(a) if isinstance(a, np.ndarray) else _argument(a) for a in block.args]
         self.greenlet = greenlet.greenlet(lambda: function(*args))
 
     def resume(self):
@@ -393,6 +419,7 @@ _Types = _Types()
 class _Math:
     @staticmethod
     def sqrt(value):
+        _calls[0] += 1
         value = box(value)
         code = value.code if value.code[0] == "f" else "f8"
         with np.errstate(all="ignore"):

@@ -26,6 +26,6 @@ def compare(source, seed, shape):
 
 
 @given(seed=st.integers(0, 2**32), statements=st.integers(1, 16), shape=st.sampled_from(SHAPES))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_random_kernels_have_the_bits_of_one_thread_at_a_time(seed, statements, shape):
     compare(kernel_source(seed, statements), seed, shape)

@@ -162,6 +162,31 @@ def of_a_sum(a, b, c, d, o):
     o[i] = y + x
 
 
+def sum_across_a_root(a, b, c, d, o):
+    i = cuda.grid(1)
+    o[i] = a[i] * b[i] + math.sqrt(abs(c[i]))
+
+
+def difference_across_a_root(a, b, c, d, o):
+    i = cuda.grid(1)
+    o[i] = a[i] * b[i] - math.sqrt(abs(c[i]))
+
+
+def difference_after_a_root(a, b, c, d, o):
+    i = cuda.grid(1)
+    o[i] = math.sqrt(abs(c[i])) - a[i] * b[i]
+
+
+def sum_across_a_division(a, b, c, d, o):
+    i = cuda.grid(1)
+    o[i] = a[i] * b[i] + c[i] / d[i]
+
+
+def negated_across_a_division(a, b, c, d, o):
+    i = cuda.grid(1)
+    o[i] = -(a[i] * b[i]) + c[i] / d[i]
+
+
 CASES = {
     two_products: lambda a, b, c, d: f(a, b, c * d),
     two_products_loaded_the_other_way: lambda a, b, c, d: f(a, b, c * d),
@@ -184,6 +209,11 @@ CASES = {
     accumulated: lambda a, b, c, d: f(a, d, f(a, b, c * d)),
     doubled: lambda a, b, c, d: f(a, b, a * b),
     product_of_three: lambda a, b, c, d: f(a * b, c, d),
+    sum_across_a_root: lambda a, b, c, d: f(a, b, np.sqrt(abs(c))),
+    difference_across_a_root: lambda a, b, c, d: a * b - np.sqrt(abs(c)),
+    difference_after_a_root: lambda a, b, c, d: f(-a, b, np.sqrt(abs(c))),
+    sum_across_a_division: lambda a, b, c, d: f(a, b, c / d),
+    negated_across_a_division: lambda a, b, c, d: -(a * b) + c / d,
     of_a_sum: lambda a, b, c, d: f(a + b, c, d * a),
 }
 

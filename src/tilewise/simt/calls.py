@@ -25,6 +25,8 @@ _SHUFFLES = {
 }  # fmt: skip
 _VOTES = {"all_sync": "b1", "any_sync": "b1", "eq_sync": "b1", "ballot_sync": "i4"}
 _TWO_ARGUMENTS = frozenset({"atan2", "copysign", "fmod", "hypot", "nextafter", "pow", "remainder"})
+#: Those that are one instruction; the others are, or may be, calls and branches.
+_PLAIN = frozenset({"floor", "ceil", "trunc", "fabs", "copysign"})
 _UNORDERED = frozenset({"threadfence", "threadfence_block", "threadfence_system"})
 
 
@@ -251,8 +253,8 @@ class Calls(Expressions):
         if array.type[0] == "f" and how in ("add", "sub"):
             self.note(
                 node,
-                "atomics on floats are done in the order of threads and blocks; on a GPU the order, "
-                "and so the rounding, differs from run to run",
+                "atomics on floats are done in the order of threads and blocks; on a GPU the "
+                "order, and so the rounding, differs from run to run",
             )
         where = node.args[1] if indexed else ast.copy_location(ast.Constant(0), node)
         indices = where.elts if isinstance(where, ast.Tuple) else [where]
@@ -287,6 +289,8 @@ class Calls(Expressions):
         kind = max(kinds)
         if kind == "f2" and name in _TWO_ARGUMENTS:
             kind = "f4"
+        if name not in _PLAIN:
+            self.calls += 1
         if not is_exact(name):
             self.note(
                 node,

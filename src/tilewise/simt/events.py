@@ -29,7 +29,7 @@ class Site:
     """One place in the source where memory is touched, a barrier stands, or a branch is taken.
 
     ``id`` counts from 0 within a program, in source order. ``x[i] += 1`` is two sites, a load and
-    a store. Lines count from 1 and columns from 0, as Python's do; ``text`` is the source between
+    a store. Lines count from 1 and columns, in characters, from 0; ``text`` is the source between
     the two columns (up to the end of the line where it spans several).
     """
 

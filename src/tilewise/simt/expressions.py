@@ -8,6 +8,8 @@ Contraction. ``x + a*b`` in one float type becomes one FMA, by the rules that nu
 was seen to follow (docs/facts.md): a product is fused if every use of it is an addition or
 subtraction in the same straight stretch of code, or its only use is one in a nested ``if``; of two
 products that are added, the one whose inputs were ready first is fused; in ``a*b - c*d`` the first.
+Sums are fused by NVVM, differences by ptxas, for which a division or square root in between is a
+branch that ends the stretch.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class Expressions:
         self.notes: dict[str, None] = {}
         self.region = Region("mask")
         self.place: tuple[str, ...] = ("body",)
+        self.calls = 0
         self.count = 0
         #: What earlier readings of this function have learnt of its products.
         self.blocked: set[tuple[str, ...]] = set()
@@ -259,6 +262,7 @@ class Expressions:
         if operator == "Mult" and types.is_float(result):
             return self._product(a, b)
         if operator == "Div":
+            self.calls += 1
             return Value(f"truediv({a.code}, {b.code})", result, uniform, rank=rank)
         if operator == "Pow":
             if types.is_float(result):
@@ -285,7 +289,8 @@ class Expressions:
 
     def _product(self, a: Value, b: Value) -> Value:
         a, b = self.named(self.use(a)), self.named(self.use(b))
-        product = Product(a.code, b.code, (a.type, *sorted((a.code, b.code))), self.place)
+        key = (a.type, *sorted((a.code, b.code)))
+        product = Product(a.code, b.code, key, self.place, self.calls)
         rank = max(a.rank, b.rank) + 1
         return Value(
             f"({a.code} * {b.code})", a.type, a.uniform and b.uniform, product=product, rank=rank
@@ -314,7 +319,7 @@ class Expressions:
 
     def _sum(self, node: ast.AST, operator: str, kind: str, left: Value, right: Value) -> Value:
         """Write a float sum or difference, with one product fused if the compiler would."""
-        candidates = [side for side in (left, right) if self._fusible(node, side, kind)]
+        candidates = [side for side in (left, right) if self._fusible(node, operator, side, kind)]
         if len(candidates) == 2:
             first = min(candidates, key=lambda side: side.rank) if operator == "Add" else left
             self.note(
@@ -353,7 +358,7 @@ class Expressions:
             return value.code
         return self.cast(value, kind).code
 
-    def _fusible(self, node: ast.AST, value: Value, kind: str) -> bool:
+    def _fusible(self, node: ast.AST, operator: str, value: Value, kind: str) -> bool:
         product = value.product
         if product is None or value.type != kind or kind == "f2":
             return False
@@ -362,7 +367,9 @@ class Expressions:
         known = self.known_uses.get(product.key, uses)
         here = all(place == product.place for _, place in known)
         nested = len(known) == 1 and _only_ifs_between(product.place, self.place)
-        if product.key in self.known_blocked or not (here or nested):
+        by_ptxas = operator == "Sub" or product.negated
+        apart = not (here or nested) or (by_ptxas and product.calls != self.calls)
+        if product.key in self.known_blocked or apart:
             self.note(
                 node,
                 "a product that is used in several ways or places is rounded by itself here, as "

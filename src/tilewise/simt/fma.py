@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 
 __all__ = ["fma_f4", "fma_f8"]
 
-_LOW_29 = np.int64((1 << 29) - 1)  # bits of a float64 significand that float32 has no room for
-_HALF = np.int64(1 << 28)
-_TINY_F4 = np.float32(2.0**-126)  # smallest normal float32
+_LOW_28 = np.int64((1 << 28) - 1)
 _SPLITTER = 134217729.0  # 2^27 + 1
 
 
@@ -36,10 +34,11 @@ def fma_f4(x: Any, y: Any, z: Any) -> Any:
     whole = wide.shape == product.shape
     wide = np.add(product, wide, out=wide) if whole else product + wide
     result = wide.astype(np.float32)
-    suspect = (wide.view(np.int64) & _LOW_29) == _HALF
-    # Below the normal range float32 drops more than 29 bits, so the test above does not tell.
-    if not np.abs(result).min() >= _TINY_F4:
-        suspect |= (np.abs(result) < _TINY_F4) & (wide != 0)
+    # float32 drops the lowest 29 bits, or more of them below its normal range. Half way means a 1
+    # and zeros: the 28 lowest are zero in any case. Most numbers like that are simply float32.
+    suspect = (wide.view(np.int64) & _LOW_28) == 0
+    if suspect.any():
+        suspect &= result != wide
     if suspect.any():
         lanes = np.nonzero(suspect)
         exact, addend = (np.broadcast_to(v, wide.shape)[lanes] for v in (product, z))

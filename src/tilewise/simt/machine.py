@@ -203,6 +203,11 @@ class Machine:
         return tuple(found)
 
     @cached_property
+    def largest(self) -> dict[int, int]:
+        """The largest element of arrays that live as long as this, by id: no need to search it."""
+        return {id(axis): axis.size - 1 for axis in self.threadIdx}
+
+    @cached_property
     def blockIdx(self) -> tuple[NDArray[np.int64], ...]:
         """x, y and z of the block."""
         shape = (-1, *(1 for _ in self.geometry.axes))

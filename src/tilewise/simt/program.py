@@ -42,7 +42,7 @@ class Function:
     parameters: tuple[str, ...]
     variables: frozenset[str]
     constants: Mapping[str, Any]
-    source: str
+    lines: tuple[str, ...]
 
     def resolve(self, node: ast.expr) -> Any:
         """Return the object that a name or dotted name stands for; UNKNOWN for a variable."""
@@ -68,7 +68,17 @@ class Function:
 
     def text(self, node: ast.AST) -> str:
         """Return the source of a node, up to the end of its first line."""
-        return (ast.get_source_segment(self.source, node) or "").partition("\n")[0]
+        start, end = self.span(node)
+        return self.lines[getattr(node, "lineno", 1) - 1][start:end]
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Return the columns of a node in its first line, in characters (ast counts bytes)."""
+        line = self.lines[getattr(node, "lineno", 1) - 1].rstrip("\n")
+        octets = line.encode()
+        start = len(octets[: getattr(node, "col_offset", 0)].decode())
+        if getattr(node, "end_lineno", None) != getattr(node, "lineno", None):
+            return start, len(line)
+        return start, len(octets[: getattr(node, "end_col_offset", 0)].decode())
 
     def error(self, node: ast.AST, message: str) -> KernelError:
         """Return the error that refuses a node, naming its line."""
@@ -199,8 +209,7 @@ def _read_program(kernel: Callable[..., Any]) -> Program:
         found = sorted(_sites(read), key=lambda item: (item[2].lineno, item[2].col_offset, item[1]))
         for node, kind, where, array in found:
             ids[id(node), kind] = len(sites)
-            end = where.end_col_offset if where.end_lineno == where.lineno else None
-            text = read.text(where)
+            column, end_column = read.span(where)
             sites.append(
                 Site(
                     id=len(sites),
@@ -208,9 +217,9 @@ def _read_program(kernel: Callable[..., Any]) -> Program:
                     function=read.name,
                     filename=read.filename,
                     line=where.lineno,
-                    column=where.col_offset,
-                    end_column=where.col_offset + len(text) if end is None else end,
-                    text=text,
+                    column=column,
+                    end_column=end_column,
+                    text=read.text(where),
                     array=array,
                 )
             )
@@ -251,7 +260,7 @@ def _read_function(function: Any) -> Function:
             for node in names
             if node.id in scope and node.id not in variables
         },
-        source=source,
+        lines=tuple(lines),
     )
 
 

@@ -179,11 +179,14 @@ class Storage:
         Inactive lanes may be out of range: they are given element 0 to look at.
         """
         where: Any = self._base
+        known = self._machine.largest
         for position, (extent, stride) in zip(index, self._axes, strict=True):
             if isinstance(position, int):
                 if not 0 <= position < extent:
                     break
-            elif not position.view(np.uint64).max() < extent:  # below zero is huge
+            elif known.get(id(position), extent) >= extent and not (
+                position.view(np.uint64).max() < extent  # below zero is huge
+            ):
                 break
             where = where + position * stride if stride != 1 else where + position
         else:

@@ -18,12 +18,17 @@ __all__ += ["TupleValue", "Value", "code_of", "kind_of", "named"]
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What a value that is a product was made of, for contraction."""
+    """What a value that is a product was made of, for contraction.
+
+    ``place`` is the stretch of code it stands in; ``calls`` counts the divisions and square roots
+    before it.
+    """
 
     x: str
     y: str
     key: tuple[str, ...]
     place: tuple[str, ...]
+    calls: int
     negated: bool = False
 
 

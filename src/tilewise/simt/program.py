@@ -44,6 +44,11 @@ class Function:
     constants: Mapping[str, Any]
     lines: tuple[str, ...]
 
+    @property
+    def source(self) -> str:
+        """The text of the whole file."""
+        return "".join(self.lines)
+
     def resolve(self, node: ast.expr) -> Any:
         """Return the object that a name or dotted name stands for; UNKNOWN for a variable."""
         if isinstance(node, ast.Name) and node.id not in self.variables:

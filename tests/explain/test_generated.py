@@ -26,7 +26,7 @@ def _launch(seed: int, shape: Any) -> tuple[Any, Any, list[Any]]:
     return grid, block, arguments(seed, int(np.prod(grid) * np.prod(block)), 11)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, statements=SIZES, shape=st.sampled_from(SHAPES))
 def test_legal_kernels_are_found_clean(seed: int, statements: int, shape: Any) -> None:
     grid, block, args = _launch(seed, shape)
@@ -39,7 +39,7 @@ def test_legal_kernels_are_found_clean(seed: int, statements: int, shape: Any) -
     assert hazard_counts(seen.hazards) == hazard_counts(watch.hazards())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, which=st.integers(0, 5), shape=st.sampled_from(SHAPES))
 def test_without_a_barrier_either_a_race_is_found_or_the_bits_are_the_same(
     seed: int, which: int, shape: Any

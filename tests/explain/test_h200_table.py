@@ -58,7 +58,7 @@ IDLE_UP_TO = 256
 
 
 # Of the large launches these are run every time, the others with the slow tests.
-QUICK = ("mm.tiled16.n1024", "mm.guard16.n1001", "mm.guard32.n1002", "mm.naive_guard16.n1000")
+QUICK = ("mm.tiled16.n1024", "mm.guard16.n1001")
 
 
 def _rows() -> list[Any]:

@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from tests.explain.ladder import path_of
+from tilewise import cli
 from tilewise.errors import TilewiseError
 from tilewise.explain.command import explain_command
 from tilewise.explain.report import SCHEMA
@@ -348,6 +349,25 @@ def test_a_kernel_that_does_not_end_is_stopped(kernels: Path) -> None:
     said = refusal("kernels.py:for_ever", *launch)
     assert said.startswith(f"{kernels / 'kernels.py'}:{line_of('while n')}: ")
     assert "50 iterations" in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["guide:naive"], 0),
+        ([str(path_of("s02_first_barrier_dropped")), "--size", "64"], 1),
+        (["guide", "--size", "40", "--claims", "coalesced('D')"], 2),
+        (["guide:Mul"], 2),
+        (["guide", "--no-such-option"], 2),
+    ],
+)
+def test_the_command_line_has_the_verb(
+    argv: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", *argv]) == code
+    said = capsys.readouterr()
+    assert bool(said.out) == (code != 2)
+    assert said.err.count("\n") == (code == 2)
 
 
 def test_importing_the_command_is_cheap() -> None:

@@ -62,10 +62,10 @@
   addEventListener("hashchange", unfold);
   unfold();
 
-  // On paper everything is open.
+  // On paper everything is open but the tables that repeat the pictures.
   let folded = [];
   addEventListener("beforeprint", () => {
-    folded = [...document.querySelectorAll("details:not([open])")];
+    folded = [...document.querySelectorAll("details:not([open], .picture details)")];
     folded.forEach((each) => { each.open = true; });
   });
   addEventListener("afterprint", () => folded.forEach((each) => { each.open = false; }));

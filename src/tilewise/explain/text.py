@@ -222,7 +222,9 @@ def _memory(report: Report, *, verbose: bool) -> Iterable[RenderableType]:
 
 def _sites(space: str, rows: Sequence[SiteRow]) -> Table:
     unit = rows[0].unit
-    table = _table("line", f"{space} memory", "requests", unit, "least", "each", "")
+    is_wasteful = any(site.cost > site.ideal for site in rows)
+    over = "waste" if is_wasteful else ""
+    table = _table("line", f"{space} memory", "requests", unit, "least", "each", over)
     table.columns[1].justify = table.columns[6].justify = "left"
     table.columns[1].min_width = 24
     for column in table.columns:

@@ -261,7 +261,7 @@ def test_endless_loops_are_stopped_and_said_so():
         for k in range(n):
             out[0] += k * 0
 
-    for kernel, extra in ((spins, ()), (counts, (10**12,))):
+    for kernel, extra in ((spins, ()), (counts, (10**12,)), (counts, (2**63 - 1,))):
         start = time.perf_counter()
         with pytest.raises(KernelError, match=r"still going after 2000 iterations .* max_steps"):
             simt.launch(kernel, 1, 1, np.zeros(2), *extra, max_steps=2000)

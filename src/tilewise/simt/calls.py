@@ -66,9 +66,10 @@ class Calls(Expressions):
                 node, f"{text} cannot be called in a kernel; use functions of math, min, max, abs, "
                 "number types such as np.float32, or a device function of your own"
             )  # fmt: skip
+        values = [self.value(argument) for argument in node.args]
         try:
-            return writer(node, [self.value(argument) for argument in node.args])
-        except ValueError:  # unpacking: the number of arguments is wrong
+            return writer(node, values)
+        except (TypeError, ValueError):  # on unpacking values
             raise self.error(
                 node, f"{self.function.text(node)}: wrong number of arguments"
             ) from None

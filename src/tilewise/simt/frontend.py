@@ -1,4 +1,4 @@
-"""From a kernel's source to masked NumPy code: statements, control flow, functions.
+"""From a kernel's source to masked NumPy code: the way in, functions and what they return.
 
 A kernel is rewritten once for each combination of argument types. All lanes of the blocks that run
 together walk through one text; where they would part, both ways are walked, each under a mask:
@@ -11,12 +11,16 @@ together walk through one text; where they would part, both ways are walked, eac
 
 Types are found on the way. A loop is read again until the types of its variables, at its head, are
 those that its end gives back; a function until nothing new is learnt about its products.
+
+The pieces, each standing on the one before: :mod:`.expressions`, :mod:`.calls`,
+:mod:`.statements` (branches, merging), :mod:`.loops`, and functions here.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .lanes import NAMESPACE
@@ -40,37 +44,38 @@ def specialise(program: Program, arguments: tuple[Value | ArrayValue, ...]) -> S
     if spec is None:
         spec = Specialisation(program)
         spec.namespace.update(NAMESPACE)
-        written = _Written(spec, program.kernel, arguments, "kernel")
+        written = _write(spec, program.kernel, arguments, "kernel")
         exec(compile(spec.source, f"<simt {program.name}>", "exec"), spec.namespace)
         spec.entry = spec.namespace[written.name]
         program.specialisations[arguments] = spec
     return spec
 
 
+@dataclass(frozen=True, slots=True)
 class _Written:
-    """One function, rewritten; its text is appended to the specialisation's source."""
+    """A function that has been rewritten: what its text is called, and what it returns."""
 
-    def __init__(
-        self, spec: Specialisation, function: Function, arguments: Sequence[AnyValue], name: str
-    ) -> None:
-        self.name = name
-        returned: AnyValue | None = None
-        reading = _Reader(spec, function, name)
-        for _ in range(12):
-            again = _Reader(spec, function, name)
-            again.learn_from(reading)
-            again.read(arguments)
-            settled = again.learnt() == reading.learnt()
-            reading = again
-            if settled:
-                break
-        returned = reading.returned
-        spec.notes.update(reading.notes)
-        parameters = ", ".join(("M", "mask", *map(_parameter, function.parameters)))
-        prologue = [f"    {local} = {code}" for local, code in sorted(reading.prologue.items())]
-        text = [f"def {name}({parameters}):", *prologue, *reading.lines, "    return None"]
-        spec.source += "\n".join(text) + "\n\n"
-        self.returned = returned
+    name: str
+    returned: AnyValue | None
+
+
+def _write(
+    spec: Specialisation, function: Function, arguments: Sequence[AnyValue], name: str
+) -> _Written:
+    """Rewrite one function; its text is appended to the specialisation's source."""
+    reading = _Reader(spec, function, name)
+    for _ in range(12):
+        earlier, reading = reading, _Reader(spec, function, name)
+        reading.learn_from(earlier)
+        reading.read(arguments)
+        if reading.learnt() == earlier.learnt():
+            break
+    spec.notes.update(reading.notes)
+    parameters = ", ".join(("M", "mask", *map(_parameter, function.parameters)))
+    prologue = [f"    {local} = {code}" for local, code in sorted(reading.prologue.items())]
+    text = [f"def {name}({parameters}):", *prologue, *reading.lines, "    return None"]
+    spec.source += "\n".join(text) + "\n\n"
+    return _Written(name, reading.returned)
 
 
 class _Reader(Loops):
@@ -138,7 +143,7 @@ class _Reader(Loops):
         if key not in self.spec.devices:
             self.spec.devices[key] = None  # being written
             name = f"device_{len(self.spec.devices)}_{function.name}"
-            self.spec.devices[key] = _Written(self.spec, function, values, name)
+            self.spec.devices[key] = _write(self.spec, function, values, name)
         device = self.spec.devices[key]
         if device is None:
             raise self.error(node, f"{function.name} calls itself; recursion is not supported")

@@ -38,7 +38,6 @@ class Loop:
     masked: bool
     mask: str = ""
     seen: dict[str, list[AnyValue]] = field(default_factory=dict)
-    left: bool = False
     returned: bool = False
 
 

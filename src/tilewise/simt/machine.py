@@ -282,8 +282,9 @@ class Machine:
         if step == 0:
             raise KernelError(f"{self.filename}:{line}: range with a step of 0 never ends")
         values = range(start, stop, step)
-        if len(values) < self._steps_left // 16:
-            self._steps_left -= len(values)
+        count = max(0, -(-(stop - start) // step))  # len() of a long range overflows
+        if count < self._steps_left // 16:
+            self._steps_left -= count
             return values
         return self._counted(line, values)
 

@@ -133,6 +133,9 @@ TAINTED = {
         "j = 0\n    for k in range(3):\n        j = index[j]\n    C[i] = 1", "index[j]"
     ),
     "after a way out": ("if index[i] > 3:\n        return\n    C[i] = 1", "index[i] > 3"),
+    "a load by choice": ("C[i] = index[i] if index[i + 1] > 0 else 0", "index[i]"),
+    "a load after and": ("C[i] = index[0] > 0 and index[i] > 0", "index[i]"),
+    "a load in a chain": ("C[i] = 0 < index[0] < index[i]", "index[i]"),
     "a skipped load": ("x = index[i] if index[i + 1] > 0 else 0\n    C[x] = 1", "C[x]"),
 }  # fmt: skip
 CLEAN = {

@@ -14,6 +14,7 @@ import ast
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,9 +136,12 @@ class _Reader(Expressions):
         self._returned: list[Known] = []
         self._anchor: tuple[int | None, int] = (None, 1)
         self._unbounded = False
+        self._blind = False  # under a condition that blocks may decide in ways not known
 
     def touch(self, node: ast.AST, kind: SiteKind, part: Array) -> None:
         offset = part.offset
+        if self._blind:
+            self._give_up(node, "a choice depends on the block in a way that is not understood")
         if offset.block is None:
             self._give_up(node, "an address depends on the block in a way that is not understood")
         if part.space != "global" and offset.block != STILL:
@@ -173,6 +177,14 @@ class _Reader(Expressions):
         # Noted even while a loop is being learnt: what is pinned there stays pinned.
         self.flow.guards.add(Guard(value.block, 0, 0, exact=True))
         return replace(value, block=STILL, low=-math.inf, high=math.inf)
+
+    @contextmanager
+    def under(self, conditions: Sequence[Value]) -> Iterator[None]:
+        guard, blind = self._guard, self._blind
+        self._guard = guard.union(*(condition.deps for condition in conditions))
+        self._blind |= any(condition.block is None for condition in conditions)
+        yield
+        self._guard, self._blind = guard, blind
 
     def count(self, code: str, *, fused: int = 0, single: int = 0) -> None:
         self._floats[code, "fused"] += fused
@@ -350,7 +362,8 @@ class _Reader(Expressions):
             self.flow.tainted.setdefault(node.lineno, self.function.text(node.iter))
         variable = _loop_variable(start, stop, stride, deps)
         times = None
-        if start.is_constant and stop.is_constant and stride.is_constant and stride.number:
+        fixed = start.is_constant and stop.is_constant and stride.is_constant
+        if fixed and stride.number and not _leaves(node):
             times = len(range(start.number, stop.number, stride.number))
         site, already = self._anchor
         anchor = (None, 1) if times is None else (site, already * times)

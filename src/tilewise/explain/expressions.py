@@ -9,7 +9,8 @@ import ast
 import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,6 +91,10 @@ class Expressions:
 
     def pin(self, value: Value) -> Value:
         """Return the number as one that is the same in all blocks, which must then agree on it."""
+        raise NotImplementedError
+
+    def under(self, conditions: Sequence[Value]) -> AbstractContextManager[None]:
+        """Evaluate what is only reached if some conditions come out one way."""
         raise NotImplementedError
 
     def count(self, code: str, *, fused: int = 0, single: int = 0) -> None:
@@ -234,14 +239,20 @@ class Expressions:
         return self._function_of([operand], operand.code)
 
     def _boolop(self, node: ast.BoolOp, scope: Scope) -> Known:
-        return self._function_of([self.truth(self.number(v, scope)) for v in node.values], "b1")
+        """Each operand is evaluated where those before it have not decided."""
+        decided: list[Value] = []
+        for operand in node.values:
+            with self.under(decided):
+                decided.append(self.truth(self.number(operand, scope)))
+        return self._function_of(decided, "b1")
 
     def _compare(self, node: ast.Compare, scope: Scope) -> Known:
-        sides = [self.number(side, scope) for side in (node.left, *node.comparators)]
-        decided = [
-            self._decision(op, left, right)
-            for op, left, right in zip(node.ops, sides[:-1], sides[1:], strict=True)
-        ]
+        left, decided = self.number(node.left, scope), list[Value]()
+        for op, comparator in zip(node.ops, node.comparators, strict=True):
+            with self.under(decided):
+                right = self.number(comparator, scope)
+            decided.append(self._decision(op, left, right))
+            left = right
         return self._function_of(decided, "b1")
 
     def _decision(self, op: ast.cmpop, left: Value, right: Value) -> Value:
@@ -269,7 +280,8 @@ class Expressions:
 
     def _ifexp(self, node: ast.IfExp, scope: Scope) -> Known:
         test = self.truth(self.number(node.test, scope))
-        body, other = self.number(node.body, scope), self.number(node.orelse, scope)
+        with self.under([test]):
+            body, other = self.number(node.body, scope), self.number(node.orelse, scope)
         if test.is_constant and not test.deps:
             return body if test.number else other
         chosen = self.merge([body, other]).with_deps(test.deps)

@@ -85,7 +85,8 @@ def page(reports: Report | Sequence[Report], *, ncu: Comparison | None = None) -
 
 def notebook(report: Report, *, height: int = 720) -> str:
     """Return the page in a frame, so that a notebook's styles and the page's stay apart."""
-    return tag("iframe", " ", srcdoc=page(report), width="100%", height=height, title=report.kernel)
+    frame = {"width": "100%", "height": height, "style": "border: 0", "title": report.kernel}
+    return tag("iframe", " ", srcdoc=page(report), **frame)
 
 
 # Hatchings and the arrow head that pictures refer to.

@@ -359,7 +359,8 @@ def _choices(
     p = problem.transposed if is_transposed else problem
     pieces, piece_k = chains(p.k)
     is_plain = pieces == 1 and not p.has_beta and p.out == p.dtype
-    is_mapped = is_plain and _fits_tma(p.c, p, p.m, p.n)
+    # TMA reads to the element, but writes rows in whole vectors, over what lies behind C.
+    is_mapped = is_plain and p.n % _VECTOR == 0 and _fits_tma(p.c, p, p.m, p.n)
     a_along_k, a_fits = _order(p.a, p, p.m)
     b_along_k, b_fits = _order(p.b.transposed, p, p.n)
     for kernel in KERNELS:

@@ -1,0 +1,417 @@
+"""Hopper's kernels on a Hopper GPU: exact at every edge, in every layout, and always the same bits.
+
+Operands lie in larger arrays of NaN, and so does C: what is read outside shows in C, what is
+written outside in its margins.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from tests.conftest import missing
+from tilewise import kernels
+from tilewise.errors import DeviceError
+from tilewise.kernels.hopper_plan import (
+    LONGEST_CHAIN,
+    Choice,
+    Problem,
+    Strides,
+    choices,
+    choose,
+    launches,
+)
+from tilewise.numerics.bounds import bound
+from tilewise.runtime import device, memory, streams
+from tilewise.runtime.launch import Launch
+
+pytestmark = pytest.mark.gpu
+
+Array = NDArray[Any]
+
+MARGIN = 128
+LAYOUTS = ("NN", "NT", "TN", "TT")
+#: Around the sides of tiles and of instructions, and below them.
+EDGES = (
+    *((1, 1, 1), (1, 130, 40), (130, 1, 40), (15, 63, 17), (16, 64, 64), (17, 65, 65)),
+    *((63, 127, 127), (65, 129, 8), (129, 257, 72), (193, 129, 136), (200, 392, 200)),
+    *((385, 520, 72), (17, 8, 65), (63, 136, 127), (31, 264, 33)),
+)
+
+
+@pytest.fixture(autouse=True)
+def on_hopper(request: pytest.FixtureRequest) -> None:
+    if device.facts(0).capability != (9, 0):
+        missing(request.config, "compute capability 9.0 is needed")
+    try:
+        kernels.manifest("hopper")
+    except DeviceError as error:
+        missing(request.config, str(error))
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    return np.dtype({"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}[name])
+
+
+@dataclass
+class Stack:
+    """Matrices (outer, inner, rows, columns) as a view of a flat array that is NaN elsewhere."""
+
+    flat: Array
+    first: int
+    view: Array
+
+    @classmethod
+    def of(cls, shape: Sequence[int], steps: Sequence[int], dtype: str, first: int = 0) -> Stack:
+        spans = [(size - 1) * step for size, step in zip(shape, steps, strict=True)]
+        first += MARGIN - sum(min(span, 0) for span in spans)
+        size = first + sum(max(span, 0) for span in spans) + 1 + MARGIN
+        flat = np.full(size, np.nan, dtype_of(dtype))
+        item = flat.itemsize
+        return cls(flat, first, as_strided(flat[first:], shape, [item * step for step in steps]))
+
+    @classmethod
+    def dense(cls, rows: int, columns: int, dtype: str, order: str = "N", pitch: int = 8) -> Stack:
+        """One matrix by rows ("N") or columns ("T"), which start on multiples of ``pitch``."""
+        near, far = (columns, rows) if order == "N" else (rows, columns)
+        step = -(-near // pitch) * pitch
+        steps = (step, 1) if order == "N" else (1, step)
+        return cls.of((1, 1, rows, columns), (far * step, far * step, *steps), dtype)
+
+    @property
+    def strides(self) -> Strides:
+        steps = (step // self.flat.itemsize for step in self.view.strides)
+        return Strides(*steps, is_aligned=self.first * self.flat.itemsize % 16 == 0)
+
+
+def problem(a: Stack, b: Stack, c: Stack, *, has_beta: bool = False) -> Problem:
+    names = {dtype_of(name): name for name in ("bf16", "fp16", "fp32")}
+    outer, inner, m, n = c.view.shape
+    return Problem(
+        m=m,
+        n=n,
+        k=a.view.shape[3],
+        a=a.strides,
+        b=b.strides,
+        c=c.strides,
+        outer=outer,
+        inner=inner,
+        dtype=names[a.flat.dtype],
+        out=names[c.flat.dtype],
+        has_beta=has_beta,
+    )
+
+
+def carry_out(
+    p: Problem, choice: Choice, stacks: Iterable[Stack], alpha: float = 1, beta: float = 0
+) -> Array:
+    """Launch a choice on copies of a, b and c; return what its c holds then, all of it."""
+    stream = streams.DEFAULT
+    stacks = tuple(stacks)
+    with ExitStack() as held:
+        pointers = []
+        for stack in stacks:
+            place = held.enter_context(memory.allocate(stack.flat.nbytes, 0, stream))
+            memory.write(place, stack.flat.view(np.uint8), stream)
+            pointers.append(place.pointer + stack.first * stack.flat.itemsize)
+        room = held.enter_context(memory.allocate(max(choice.workspace_bytes, 1), 0, stream))
+        memory.fill(room, 0xFF, stream)
+        pointers.append(room.pointer)
+        for step in launches(p, choice):
+            built = kernels.find("hopper", step.kernel, (9, 0))
+            launch = Launch(built, 0, step.grid, step.arguments, what=str(p))
+            given = tuple(pointers[i] for i in step.operands)
+            launch(stream, given, (alpha, beta)[: step.numbers])
+        flat = np.empty_like(stacks[2].flat)
+        memory.read(place, flat.view(np.uint8), stream)
+    return flat
+
+
+def result(p: Problem, choice: Choice, a: Stack, b: Stack, c: Stack, **numbers: float) -> Array:
+    """Return C, after a look at its margins."""
+    flat = carry_out(p, choice, (a, b, c), **numbers)
+    found = Stack(flat, c.first, as_strided(flat[c.first :], c.view.shape, c.view.strides))
+    values = found.view.copy()
+    found.view[...] = c.view
+    np.testing.assert_array_equal(flat.view(np.uint8), c.flat.view(np.uint8), "margins of C")
+    return values
+
+
+def filled(stack: Stack, seed: int, low: int = -2, high: int = 2) -> Stack:
+    stack.view[...] = np.random.default_rng(seed).integers(low, high + 1, stack.view.shape)
+    return stack
+
+
+def normal(stack: Stack, seed: int) -> Stack:
+    stack.view[...] = np.random.default_rng(seed).standard_normal(stack.view.shape)
+    return stack
+
+
+def exact(a: Stack, b: Stack) -> Array:
+    return np.matmul(a.view.astype(np.float64), b.view.astype(np.float64))
+
+
+def operands(
+    m: int, n: int, k: int, dtype: str, layout: str, pitch: int = 8
+) -> tuple[Stack, Stack]:
+    a = Stack.dense(m, k, dtype, layout[0], pitch)
+    return a, Stack.dense(k, n, dtype, layout[1], pitch)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_kernel_is_exact_at_every_edge(layout: str, dtype: str) -> None:
+    for (m, n, k), out, pitch in itertools.product(EDGES, (dtype, "fp32"), (8, 1)):
+        a, b = operands(m, n, k, dtype, layout, pitch)
+        filled(a, 1), filled(b, 2)
+        c = Stack.dense(m, n, out, pitch=pitch)
+        expected = exact(a, b).astype(c.flat.dtype)
+        p = problem(a, b, c)
+        for choice in choices(p):
+            np.testing.assert_array_equal(
+                result(p, choice, a, b, c), expected, f"{m}x{n}x{k} {choice}"
+            )
+
+
+@pytest.mark.parametrize("layout", ["NN", "TN"])
+def test_A9_every_k_from_1_to_70_of_ones(layout: str) -> None:
+    for k in range(1, 71):
+        a, b = operands(128, 128, k, "bf16", layout)
+        a.view[...] = b.view[...] = 1
+        c = Stack.dense(128, 128, "bf16")
+        p = problem(a, b, c)
+        assert (result(p, choose(p), a, b, c) == k).all(), k
+
+
+@pytest.mark.parametrize("m", [1744, 1752, 1760])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_A6_rows_not_a_multiple_of_16(m: int, layout: str) -> None:
+    a, b = operands(m, 4720, 584, "fp16", layout, pitch=1)
+    filled(a, 1), filled(b, 2)
+    c = Stack.dense(m, 4720, "fp16", pitch=1)
+    p = problem(a, b, c)
+    expected = exact(a, b).astype(np.float16)
+    np.testing.assert_array_equal(result(p, choose(p), a, b, c), expected)
+
+
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+@pytest.mark.parametrize("sizes", [(3, 70, LONGEST_CHAIN + 1), (200, 136, 20000)])
+def test_a_long_k_in_pieces_is_exact(sizes: tuple[int, int, int], layout: str) -> None:
+    a, b = operands(*sizes, "bf16", layout)
+    filled(a, 1, -1, 1), filled(b, 2, -1, 1)
+    c = Stack.dense(*sizes[:2], "fp32")
+    p = problem(a, b, c)
+    assert {choice.kernel.way for choice in choices(p)} == {"any", "promoted"}
+    for choice in choices(p):
+        np.testing.assert_array_equal(result(p, choice, a, b, c), exact(a, b), str(choice))
+
+
+@pytest.mark.parametrize("k", [40, 1000, 5000, LONGEST_CHAIN, LONGEST_CHAIN + 1, 30001])
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+def test_bits_depend_on_row_column_and_k_alone(k: int, layout: str) -> None:
+    m, n = 144, 264
+    a, b = operands(m, n, k, "bf16", layout)
+    normal(a, 1), normal(b, 2)
+    c = Stack.dense(m, n, "fp32")
+    p = problem(a, b, c)
+    every = [result(p, choice, a, b, c) for choice in choices(p)]
+    for found in every[1:]:
+        np.testing.assert_array_equal(found.view(np.uint32), every[0].view(np.uint32))
+    whole = every[0]
+    assert np.isfinite(whole).all()
+    rounded = Stack.dense(m, n, "bf16")
+    p = problem(a, b, rounded)
+    for choice in choices(p):  # by TMA, too
+        bits = result(p, choice, a, b, rounded).view(np.uint16)
+        np.testing.assert_array_equal(bits, whole.astype(rounded.flat.dtype).view(np.uint16))
+    for rows, columns in (((7, 8), (0, n)), ((0, m), (31, 32)), ((5, 101), (17, 90))):
+        part_a = Stack.dense(rows[1] - rows[0], k, "bf16", layout[0])
+        part_b = Stack.dense(k, columns[1] - columns[0], "bf16", layout[1])
+        part_a.view[...] = a.view[:, :, slice(*rows)]
+        part_b.view[...] = b.view[..., slice(*columns)]
+        part_c = Stack.dense(rows[1] - rows[0], columns[1] - columns[0], "fp32")
+        p = problem(part_a, part_b, part_c)
+        for choice in choices(p):
+            np.testing.assert_array_equal(
+                result(p, choice, part_a, part_b, part_c).view(np.uint32),
+                whole[:, :, slice(*rows), slice(*columns)].copy().view(np.uint32),
+                str(choice),
+            )
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("k", [64, 4096, 20000])
+def test_errors_are_within_the_bound(dtype: str, k: int) -> None:
+    for out, data in itertools.product(
+        (dtype, "fp32"), (normal, lambda x, seed: filled(x, seed, 0, 1))
+    ):
+        a, b = operands(200, 136, k, dtype, "NN")
+        data(a, 1), data(b, 2)
+        c = Stack.dense(200, 136, out)
+        p = problem(a, b, c)
+        promise = bound(k, a.flat.dtype, b.flat.dtype, c.flat.dtype, device="cuda:0")
+        magnitude = np.abs(a.view).astype(np.float64) @ np.abs(b.view).astype(np.float64)
+        true = exact(a, b)
+        allowed = promise.factor * magnitude + promise.rounding * np.abs(true) + promise.underflow
+        for choice in choices(p):
+            error = np.abs(result(p, choice, a, b, c).astype(np.float64) - true)
+            assert (error <= allowed).all(), choice
+
+
+@pytest.mark.parametrize("out", ["bf16", "fp32"])
+@pytest.mark.parametrize("k", [72, 20000])
+def test_alpha_and_beta(out: str, k: int) -> None:
+    a, b = operands(70, 136, k, "bf16", "NN")
+    filled(a, 1, 0, 1), filled(b, 2, 0, 1)
+    for beta in (0.0, 0.5):
+        c = Stack.dense(70, 136, out)
+        if beta:
+            filled(c, 3, -64, 64)
+        p = problem(a, b, c, has_beta=True)
+        expected = 2 * exact(a, b) + (beta * c.view.astype(np.float64) if beta else 0)
+        for choice in choices(p):
+            found = result(p, choice, a, b, c, alpha=2, beta=beta)
+            np.testing.assert_array_equal(found, expected.astype(c.flat.dtype), str(choice))
+
+
+def test_alpha_reaches_what_is_written_by_tma() -> None:
+    a, b = operands(64, 64, 64, "bf16", "NN")
+    filled(a, 1), filled(b, 2)
+    c = Stack.dense(64, 64, "bf16")
+    p = problem(a, b, c)
+    assert choose(p).kernel.way == "mapped"
+    expected = (-0.5 * exact(a, b)).astype(c.flat.dtype)
+    np.testing.assert_array_equal(result(p, choose(p), a, b, c, alpha=-0.5), expected)
+
+
+AWKWARD = {
+    "rows of odd bytes": (0, 0, 75, 1),
+    "every second column": (0, 0, 150, 2),
+    "by columns, odd": (0, 0, 1, 75),
+    "rows in reverse": (0, 0, -80, 1),
+    "all in reverse": (0, 0, -80, -1),
+    "one row for all": (0, 0, 0, 1),
+    "one column for all": (0, 0, 1, 0),
+    "overlapping rows": (0, 0, 8, 1),
+    "overlapping rows, odd": (0, 0, 3, 1),
+}
+
+
+@pytest.mark.parametrize("why", AWKWARD)
+@pytest.mark.parametrize("first", [0, 1])
+def test_operands_of_any_strides(why: str, first: int) -> None:
+    n = 70
+    for swapped in (False, True):
+        a = filled(Stack.of((1, 1, n, n), AWKWARD[why], "bf16", first), 1)
+        b = filled(Stack.dense(n, n, "bf16"), 2)
+        if swapped:
+            a, b = b, a
+        c = Stack.dense(n, n, "bf16")
+        p = problem(a, b, c)
+        expected = exact(a, b).astype(c.flat.dtype)
+        for choice in choices(p):
+            np.testing.assert_array_equal(result(p, choice, a, b, c), expected, str(choice))
+
+
+@pytest.mark.parametrize("why", [why for why in AWKWARD if "one" not in why and "over" not in why])
+@pytest.mark.parametrize("first", [0, 1])
+def test_results_of_any_strides(why: str, first: int) -> None:
+    n = 70
+    a, b = operands(n, n, n, "bf16", "NN")
+    filled(a, 1), filled(b, 2)
+    c = Stack.of((1, 1, n, n), AWKWARD[why], "bf16", first)
+    p = problem(a, b, c)
+    for choice in choices(p):
+        expected = exact(a, b).astype(c.flat.dtype)
+        np.testing.assert_array_equal(result(p, choice, a, b, c), expected, str(choice))
+
+
+@pytest.mark.parametrize("shared", ["none", "a outer", "a all", "b inner", "both"])
+@pytest.mark.parametrize("pitch", [8, 1])
+def test_batches_and_what_they_share(shared: str, pitch: int) -> None:
+    outer, inner, m, n, k = 3, 5, 33, 41, 27
+
+    def steps(rows: int, columns: int, name: str) -> tuple[int, ...]:
+        row = -(-columns // pitch) * pitch
+        step = [inner * rows * row, rows * row, row, 1]
+        if shared in (f"{name} outer", f"{name} all", "both"):
+            step[0] = 0
+        if shared in (f"{name} inner", f"{name} all", "both"):
+            step[1] = 0
+        return tuple(step)
+
+    a = filled(Stack.of((outer, inner, m, k), steps(m, k, "a"), "bf16"), 1)
+    b = filled(Stack.of((outer, inner, k, n), steps(k, n, "b"), "bf16"), 2)
+    c = Stack.of(
+        (outer, inner, m, n),
+        steps(m, n, "c") if shared != "both" else (inner * m * n, m * n, n, 1),
+        "bf16",
+    )
+    p = problem(a, b, c)
+    expected = exact(a, b).astype(c.flat.dtype)
+    for choice in choices(p):
+        np.testing.assert_array_equal(result(p, choice, a, b, c), expected, str(choice))
+
+
+def test_more_than_65535_matrices() -> None:
+    count = 70_001
+    a = filled(Stack.of((1, count, 8, 8), (0, 64, 8, 1), "fp16"), 1)
+    b = filled(Stack.of((1, count, 8, 8), (0, 64, 8, 1), "fp16"), 2)
+    c = Stack.of((1, count, 8, 8), (0, 64, 8, 1), "fp16")
+    p = problem(a, b, c)
+    np.testing.assert_array_equal(result(p, choose(p), a, b, c), exact(a, b))
+
+
+def test_E9_the_same_bits_every_time() -> None:
+    for m, n, k in ((64, 64, 16384), (512, 512, 1000), (128, 128, 20000), (777, 333, 555)):
+        a, b = operands(m, n, k, "bf16", "NN", pitch=1)
+        normal(a, 1), normal(b, 2)
+        c = Stack.dense(m, n, "bf16", pitch=1)
+        p = problem(a, b, c)
+        first = result(p, choose(p), a, b, c).view(np.uint16)
+        for _ in range(20):
+            np.testing.assert_array_equal(result(p, choose(p), a, b, c).view(np.uint16), first)
+
+
+def test_a_product_that_starts_early_waits_for_the_one_before() -> None:
+    n, turns = 520, 20
+    rng = np.random.default_rng(0)
+    order = rng.permutation(n)
+    permutation = np.eye(n)[order]
+    one, two = Stack.dense(n, n, "bf16"), Stack.dense(n, n, "bf16")
+    b = Stack.dense(n, n, "bf16")
+    b.view[...] = permutation
+    filled(one, 1, -100, 100)
+    p = problem(one, b, two)
+    for choice in choices(p):
+        (step,) = launches(p, choice)
+        built = kernels.find("hopper", step.kernel, (9, 0))
+        launch = Launch(built, 0, step.grid, step.arguments)
+        stream = streams.DEFAULT
+        with ExitStack() as held:
+            places = [
+                held.enter_context(memory.allocate(x.flat.nbytes, 0, stream)) for x in (one, b, two)
+            ]
+            for place, x in zip(places, (one, b, two), strict=True):
+                memory.write(place, x.flat.view(np.uint8), stream)
+            at = [x.pointer + y.first * 2 for x, y in zip(places, (one, b, two), strict=True)]
+            for turn in range(turns):
+                source, target = (at[0], at[2]) if turn % 2 == 0 else (at[2], at[0])
+                launch(stream, (source, at[1], target), (1.0,))
+            flat = np.empty_like(one.flat)
+            memory.read(places[0], flat.view(np.uint8), stream)
+        found = as_strided(flat[one.first :], one.view.shape, one.view.strides)
+        expected = one.view.astype(np.float64)
+        for _ in range(turns):
+            expected = expected @ permutation
+        np.testing.assert_array_equal(found, expected, str(choice))

@@ -75,9 +75,6 @@ class SiteTotals:
     guide_ideal: int = 0
     histogram: Counter[int] = field(default_factory=Counter)
     worst: Request | None = None
-    low: int = 0
-    high: int = 0
-    """Least and greatest byte offset that a traced block touches."""
 
     @property
     def bytes(self) -> int:
@@ -154,13 +151,16 @@ class Recorder:
         width = array.dtype.itemsize
         totals = self._of(self.totals, site, array, access.op)
         address = access.offset + array.base
-        self._add(totals, access.blocks, address, access.active, width)
+        costs = self._add(totals, access.blocks, address, access.active, width)
         if array.space == "global":
             if access.op != "store":
                 self._load(access)
         elif access.op in ("load", "store") and self._half_warps is None:
             merge = self._merges.setdefault((site.id, array.name), _Merge())
-            for run in merge.take(access.blocks, access.interval, address, access.active, width):
+            runs = merge.take(access.blocks, access.interval, address, access.active, width)
+            if runs is None:  # stays as it is
+                self._accumulate(self._of(self.merged, site, array, access.op), costs)
+            for run in runs or ():
                 self._add_run(totals, run)
 
     def finish(self) -> None:
@@ -215,19 +215,15 @@ class Recorder:
 
     def _add(
         self, totals: SiteTotals, blocks: Ints, address: Ints, active: Bools, width: int
-    ) -> None:
-        """Cost the requests of one execution and add them up."""
+    ) -> list[tuple[_Cost, Ints]]:
+        """Cost the requests of one execution and add them up; return what was added."""
         if not active.any():
-            return
+            return []
         warps, lanes = self._by_warp(address), self._by_warp(active)
-        offsets = (address - totals.array.base)[active]
-        low, high = int(offsets.min()), int(offsets.max())
-        first = not totals.requests
-        totals.low = low if first else min(totals.low, low)
-        totals.high = high if first else max(totals.high, high)
+        costs = []
         for shift, weights in self._shifts(totals, blocks):
             cost = self._cost(totals, warps + shift, lanes, width)
-            self._accumulate(totals, cost, weights)
+            costs.append((cost, weights))
             worst = totals.worst
             if worst is None or cost.excess > (worst.cost - worst.ideal, worst.cost):
                 at = cost.worst
@@ -242,6 +238,8 @@ class Recorder:
                     cost.excess[1],
                     cost.excess[1] - cost.excess[0],
                 )
+        self._accumulate(totals, costs)
+        return costs
 
     def _by_warp(self, of_threads: NDArray[Any]) -> NDArray[Any]:
         """(blocks, threads) as (requests, 32); the lanes that a last warp lacks are zero."""
@@ -268,12 +266,14 @@ class Recorder:
         return self._residues[key]
 
     def _cost(self, totals: SiteTotals, address: Ints, active: Bools, width: int) -> _Cost:
-        """The cost of these requests, remembered by their pattern within a line."""
+        """The cost of these requests, remembered by their pattern.
+
+        Global memory costs the same a line farther on, shared memory a word: its banks turn.
+        """
         space = totals.array.space
+        unit = memory.LINE_BYTES if space == "global" else max(4, width)
         used = np.where(active, address, _FAR)
-        pattern = used - used.min() // memory.LINE_BYTES * memory.LINE_BYTES
-        if space == "shared":
-            pattern = used
+        pattern = used - used.min() // unit * unit
         load = totals.op == "load"
         key = (space, load, width, active.shape, pattern.tobytes())
         cost = self._memo.get(key)
@@ -324,12 +324,13 @@ class Recorder:
         }
 
     @staticmethod
-    def _accumulate(totals: SiteTotals, cost: _Cost, weights: Ints) -> None:
-        for name, amount in zip(cost.names, (weights @ cost.sums).tolist(), strict=True):
-            setattr(totals, name, getattr(totals, name) + amount)
-        for value, amount in zip(cost.values, (weights @ cost.counts).tolist(), strict=True):
-            if amount:
-                totals.histogram[value] += amount
+    def _accumulate(totals: SiteTotals, costs: Sequence[tuple[_Cost, Ints]]) -> None:
+        for cost, weights in costs:
+            for name, amount in zip(cost.names, (weights @ cost.sums).tolist(), strict=True):
+                setattr(totals, name, getattr(totals, name) + amount)
+            for value, amount in zip(cost.values, (weights @ cost.counts).tolist(), strict=True):
+                if amount:
+                    totals.histogram[value] += amount
 
     def _load(self, access: Access) -> None:
         """Count how often each element of a global array is read."""
@@ -415,8 +416,8 @@ class _Merge:
 
     def take(
         self, blocks: Ints, interval: Ints, address: Ints, active: Bools, width: int
-    ) -> list[_Run]:
-        """Take one execution, and return those that are complete."""
+    ) -> list[_Run] | None:
+        """Take one execution, and return those that are complete; None if it is that one alone."""
         done: list[_Run] = []
         if not np.array_equal(interval, self._interval):
             done += self.flush()
@@ -427,6 +428,8 @@ class _Merge:
             done += run.split() if run else []
             run = _Run(blocks.copy(), used, active.copy(), width, 0)
             run = replace(run, room=run.aligned_to() // width)
+            if run.room == 1 and not done:
+                return None
         run = replace(run, count=run.count + 1)
         if run.count >= run.room:
             return [*done, *run.split()]

@@ -1,0 +1,509 @@
+"""The launches that a product on portable kernels is made of, with all their arguments.
+
+`Steps` puts one way to compute a product together: it copies operands, multiplies, and finishes
+what lies in parts. Pure; which ways there are, and which is taken, is in ``portable_plan``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from tilewise.runtime.launch import Number, Pointer
+
+from .hopper_plan import Argument, Step, Strides
+from .portable_table import FINISH_TILE, INTEGERS_TILE, PACK_TILES, STORED, Kernel, fixed_arguments
+
+__all__ = ["Chunk", "Operand", "Problem", "Steps", "round_up"]
+
+#: NumPy's names of types, and that of the kernels which read them as they are.
+_READ_BY = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+_READ_BY |= {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
+_READ_BY |= {"int8": "i8", "uint8": "i8", "bool": "i8"}
+_READ_BY |= {"complex64": "fp32_complex", "complex128": "fp64_complex"}
+_BYTES = {"u8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8, "i32": 4}
+
+_GRAIN = 256  # of places in the workspace
+_SUMS_BYTES = 512 << 20  # that lie apart at a time: a part of C of this size fills any GPU
+_MOST_PROGRAMS = 2**31 - 1
+
+_LAUNCH_US = 2.5
+_BYTES_PER_US = 4.0e6  # copied on an H200, read and written
+_INTEGERS_RATE = 0.2  # of `portable.multiply_integers`, as `Kernel.rate`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """C = alpha·A·B + beta·C over two batch axes, a: m×k, b: k×n, c: m×n.
+
+    Types go by their NumPy names. Strides are in elements, of any size and sign; ``is_aligned``
+    speaks of 16 bytes, and elements are aligned to their own size. ``updates`` says that alpha may
+    be other than 1, or beta other than 0: launches are then given them as `Number` 0 and 1, and
+    their imaginary parts, where C is complex, as 2 and 3.
+    """
+
+    m: int
+    n: int
+    k: int
+    a: Strides
+    b: Strides
+    c: Strides
+    a_dtype: str
+    b_dtype: str
+    c_dtype: str
+    outer: int = 1
+    inner: int = 1
+    updates: bool = False
+
+    @property
+    def transposed(self) -> Problem:
+        """The same product as Cᵀ = Bᵀ·Aᵀ."""
+        return replace(
+            self,
+            m=self.n,
+            n=self.m,
+            a=self.b.transposed,
+            b=self.a.transposed,
+            c=self.c.transposed,
+            a_dtype=self.b_dtype,
+            b_dtype=self.a_dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """A stack of matrices of rows×cols in memory: a, c, or b transposed, so that k is last.
+
+    ``dtype`` is NumPy's name of what it was; ``item_bytes`` are those of an element as it is.
+    """
+
+    pointer: Pointer
+    strides: Strides
+    rows: int
+    cols: int
+    dtype: str
+    item_bytes: int
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether what follows in memory is mostly of the same row."""
+        near, far = abs(self.strides.col), abs(self.strides.row)
+        return self.cols > 1 and (far == 0 or 0 < near <= far)
+
+    def suits(self, kernel: Kernel, by_rows: bool) -> bool:
+        """Whether a kernel can read it as it is, along its rows or else its columns."""
+        is_read = _READ_BY.get(self.dtype) == kernel.dtype + "_complex" * kernel.is_complex
+        if kernel.order == "any" or not is_read:
+            return is_read
+        s, v = self.strides, kernel.vector
+        near, near_step, far_step = self.cols, s.col, s.row
+        if not by_rows:
+            near, near_step, far_step = self.rows, s.row, s.col
+        is_whole = not any(step % v for step in (near, far_step, s.outer, s.inner))
+        return s.is_aligned and near_step == 1 and is_whole
+
+    def at(self, outer: int = 0, inner: int = 0, row: int = 0, col: int = 0) -> Pointer:
+        """Return the address of an element."""
+        s = self.strides
+        elements = outer * s.outer + inner * s.inner + row * s.row + col * s.col
+        offset = self.pointer.offset_bytes + elements * self.item_bytes
+        return Pointer(self.pointer.operand, offset)
+
+    def from_column(self, col: int) -> Operand:
+        """Return the operand without its first columns."""
+        return replace(self, pointer=self.at(col=col))
+
+
+class Chunk(NamedTuple):
+    """What is computed at a time: a range of each batch axis, and of the rows of C."""
+
+    outer_at: int
+    outer: int
+    inner_at: int
+    inner: int
+    row_at: int
+    rows: int
+
+    @property
+    def start(self) -> tuple[int, int, int]:
+        return self.outer_at, self.inner_at, self.row_at
+
+    @property
+    def matrices(self) -> int:
+        return self.outer * self.inner
+
+
+class Steps:
+    """One way to compute a product, put together launch by launch.
+
+    Operands are numbered a, b, c, workspace. C is written along its rows, where it can be: if its
+    columns have the unit stride, then ``problem`` is the transposed one, and ``a`` is b's operand.
+    """
+
+    def __init__(self, problem: Problem, multiprocessors: int, sums_bytes: float) -> None:
+        turns = problem.c.col != 1 and problem.c.row == 1 and problem.n > 1
+        self.problem = p = problem.transposed if turns else problem
+        self.multiprocessors = multiprocessors
+        self.steps: list[Step] = []
+        self.workspace_bytes = 0
+        self.us = 0.0
+        self.why = ["C is written by columns"] if turns else []
+        self._sums_bytes = min(sums_bytes, _SUMS_BYTES)
+        self._sums_at: int | None = None
+        self.a = self._operand(Pointer(int(turns)), p.a, p.m, p.k, p.a_dtype)
+        self.b = self._operand(Pointer(int(not turns)), p.b.transposed, p.n, p.k, p.b_dtype)
+        self.c = self._operand(Pointer(2), p.c, p.m, p.n, p.c_dtype)
+
+    @property
+    def integer_size(self) -> int:
+        """The bytes of C's integers as the kernels want it: 0 for bool."""
+        return 0 if self.problem.c_dtype == "bool" else self.c.item_bytes
+
+    def c_suits(self, kernel: Kernel) -> bool:
+        """Say whether an ordered kernel can write C where it is."""
+        s, v = self.c.strides, kernel.c_vector
+        is_whole = not any(step % v for step in (s.row, s.outer, s.inner))
+        return s.col == 1 and (v == 1 or (s.is_aligned and is_whole))
+
+    def pack(self, x: Operand, kernel: Kernel, by_rows: bool, is_expanded: bool) -> Operand:
+        """Copy an operand by rows, or by columns, in a kernel's type.
+
+        ``is_expanded``: real numbers take the place of complex ones, two of a along k, four of b.
+        """
+        col_pairs = int(is_expanded)
+        row_pairs = int(is_expanded and x is self.b)
+        target = "u8" if kernel.dtype.startswith("fp8") else kernel.dtype
+        extra: dict[str, Argument] = {}
+        if target != "u8":
+            extra = _named("stored size sign", *STORED[x.dtype], _sign_bit(x.dtype))
+        if is_expanded:
+            extra["reals"] = 2 if x.dtype.startswith("complex") else 1
+        copy = replace(
+            x,
+            rows=x.rows << row_pairs,
+            cols=x.cols << col_pairs,
+            item_bytes=_BYTES[target],
+        )
+        name = f"pack_{target}" + "_complex" * is_expanded
+        row = round_up(copy.cols if by_rows else copy.rows, 16)
+        return self._copy(name, PACK_TILES[target], x, copy, by_rows, row, row, extra)
+
+    def pack_limbs(self, x: Operand, limbs: int, is_reversed: bool) -> Operand:
+        """Copy integers as bytes: in each row all lowest ones first, or last, then the others."""
+        plane = round_up(x.cols, 16)
+        extra = _named("size sign limbs", x.item_bytes, _sign_bit(x.dtype), limbs)
+        extra |= _named("limb_first limb_step", 0, plane)
+        if is_reversed:
+            extra |= _named("limb_first limb_step", plane * (limbs - 1), -plane)
+        copy = replace(x, item_bytes=1)
+        row = plane * limbs
+        return self._copy("pack_limbs", PACK_TILES["limbs"], x, copy, True, row, plane, extra)
+
+    def multiply(
+        self,
+        kernel: Kernel,
+        a: Operand,
+        b: Operand,
+        terms: int,
+        parts: int,
+        depth: int,
+        is_complex: bool = False,
+    ) -> None:
+        """Write C by a kernel that needs no more than to write it."""
+        for chunk in self._chunks(self.tiles(kernel)):
+            self._multiply(kernel, a, b, self.c, chunk, terms, parts, depth, is_complex)
+
+    def multiply_apart(
+        self,
+        kernel: Kernel,
+        a: Operand,
+        b: Operand,
+        terms: int,
+        parts: int,
+        depth: int,
+        is_complex: bool = False,
+        power: int = 0,
+    ) -> None:
+        """Write sums over parts of K into the workspace, and what they add up to into C.
+
+        The sums get the factor 256^power; those of a power above 0 are added to C.
+        """
+        row = round_up(self.problem.n << is_complex, kernel.c_vector)
+        item_bytes = _BYTES[kernel.sums]
+        if self._sums_at is None:  # powers take turns with one place
+            self._sums_at = self.workspace_bytes
+        place = self._sums_at
+        for chunk in self._chunks(self.tiles(kernel) * parts, parts * row * item_bytes):
+            matrix = chunk.rows * row
+            strides = Strides(outer=matrix * chunk.inner, inner=matrix, row=row, col=1)
+            sums = replace(self.c, pointer=Pointer(3, place), strides=strides, dtype=kernel.sums)
+            needed = round_up(parts * chunk.matrices * matrix * item_bytes, _GRAIN)
+            self.workspace_bytes = max(self.workspace_bytes, place + needed)
+            self._multiply(kernel, a, b, sums, chunk, terms, parts, depth, is_complex)
+            self._finish(kernel.sums, sums.pointer, row, parts, chunk, is_complex, power)
+
+    def finish_nothing(self, sums: str, is_complex: bool) -> None:
+        """Write beta·C, or zeros."""
+        for chunk in self._chunks(_tile_count(self.problem, *FINISH_TILE)):
+            self._finish(sums, self.c.pointer, self.problem.n, 0, chunk, is_complex, 0)
+
+    def multiply_integers(self) -> None:
+        """Write C by the kernel for integers of any type."""
+        p, a, b, c = self.problem, self.a, self.b, self.c
+        for chunk in self._chunks(_tile_count(p, INTEGERS_TILE, INTEGERS_TILE)):
+            arguments = (
+                _named("a b c", a.at(*chunk.start), b.at(*chunk.start[:2]), c.at(*chunk.start))
+                | _named("m n k inner", chunk.rows, p.n, p.k, chunk.inner)
+                | _stepped("a", a.strides)
+                | _stepped("b", b.strides.transposed)
+                | _stepped("c", c.strides)
+                | _named("tiles_m tiles_n", *_tiles(chunk.rows, p.n, INTEGERS_TILE, INTEGERS_TILE))
+                | _named("a_size a_sign", a.item_bytes, _sign_bit(a.dtype))
+                | _named(
+                    "b_size b_sign c_size", b.item_bytes, _sign_bit(b.dtype), self.integer_size
+                )
+                | self._factors(0, False)
+            )
+            programs = math.prod(_tiles(chunk.rows, p.n, INTEGERS_TILE, INTEGERS_TILE))
+            us = self._multiply_us(
+                programs * chunk.matrices, 2 * INTEGERS_TILE**2 * p.k, _INTEGERS_RATE
+            )
+            self._launch("integers", programs * chunk.matrices, us, arguments)
+
+    def tiles(self, kernel: Kernel) -> int:
+        """Return the number of a kernel's tiles that one matrix has."""
+        return _tile_count(self.problem, *kernel.tile[:2])
+
+    def _operand(
+        self, pointer: Pointer, strides: Strides, rows: int, cols: int, dtype: str
+    ) -> Operand:
+        p = self.problem
+        # A step that is never taken becomes one that every kernel accepts.
+        strides = replace(
+            strides,
+            outer=strides.outer if p.outer > 1 else 0,
+            inner=strides.inner if p.inner > 1 else 0,
+            row=strides.row if rows > 1 else 0,
+            col=strides.col if cols > 1 else 1,
+        )
+        item_bytes = STORED[dtype][1] << dtype.startswith("complex")
+        return Operand(
+            pointer=pointer,
+            strides=strides,
+            rows=rows,
+            cols=cols,
+            dtype=dtype,
+            item_bytes=item_bytes,
+        )
+
+    def _copy(
+        self,
+        name: str,
+        tile: int,
+        x: Operand,
+        copy: Operand,
+        by_rows: bool,
+        row: int,
+        width: int,
+        extra: dict[str, Argument],
+    ) -> Operand:
+        """Launch a copy of x, in rows of ``row`` elements, ``width`` of them for the programs.
+
+        ``copy`` has the sizes and the type of the result; returned is where it is.
+        """
+        s = x.strides
+        outer = self.problem.outer if s.outer else 1
+        inner = self.problem.inner if s.inner else 1
+        high = copy.rows if by_rows else copy.cols
+        across = (copy.rows, s.row, int(copy.rows > x.rows))
+        along = (copy.cols, s.col, int(copy.cols > x.cols))
+        # A tile is read along what lies closer together.
+        if not x.is_by_rows:
+            across, along = along, across
+        is_turned = x.is_by_rows != by_rows
+        place = Pointer(3, self.workspace_bytes)
+        copied_bytes = outer * inner * high * row * copy.item_bytes
+        self.workspace_bytes += round_up(copied_bytes, _GRAIN)
+        tiles_m, tiles_n = _tiles(high, width, tile, tile)
+        arguments = (
+            _named("source target rows row_step", x.pointer, place, high, row)
+            | _named("across_size across_step along_size along_step", *across[:2], *along[:2])
+            | _named("outer_step inner_step inner", s.outer, s.inner, inner)
+            | _named("tiles_m tiles_n is_turned", tiles_m, tiles_n, int(is_turned))
+            | extra
+        )
+        if name.endswith("_complex"):
+            pairs = (across[2], along[2], int(not x.is_by_rows))
+            arguments |= _named("across_pairs along_pairs sums_across", *pairs)
+        read_bytes = outer * inner * x.rows * x.cols * x.item_bytes
+        us = (read_bytes + copied_bytes) / _BYTES_PER_US
+        self.why.append(f"{'b' if x is self.b else 'a'} is packed")
+        self._launch(name, tiles_m * tiles_n * outer * inner, us, arguments)
+        matrix = high * row
+        strides = Strides(
+            outer=matrix * inner if s.outer else 0,
+            inner=matrix if s.inner else 0,
+            row=row if by_rows else 1,
+            col=1 if by_rows else row,
+        )
+        return replace(copy, pointer=place, strides=strides)
+
+    def _chunks(self, programs: int, row_bytes: int = 0) -> Iterator[Chunk]:
+        """Cut C such that a grid holds the programs of a chunk, and the workspace its sums.
+
+        ``programs`` are those of one matrix, ``row_bytes`` those of the sums of one row.
+        """
+        p = self.problem
+        rows = int(self._sums_bytes // row_bytes) if row_bytes else p.m
+        if rows < p.m:  # one matrix at a time, and of it some tiles' rows
+            step = max(rows // 128 * 128, 128)
+            for outer in range(p.outer):
+                for inner in range(p.inner):
+                    for row in range(0, p.m, step):
+                        yield Chunk(outer, 1, inner, 1, row, min(step, p.m - row))
+            return
+        most = _MOST_PROGRAMS // programs
+        if row_bytes:
+            most = min(most, rows // p.m)
+        inner_step = min(p.inner, most)
+        outer_step = max(most // p.inner, 1)
+        for outer in range(0, p.outer, outer_step):
+            for inner in range(0, p.inner, inner_step):
+                height, width = min(outer_step, p.outer - outer), min(inner_step, p.inner - inner)
+                yield Chunk(outer, height, inner, width, 0, p.m)
+
+    def _multiply(
+        self,
+        kernel: Kernel,
+        a: Operand,
+        b: Operand,
+        c: Operand,
+        chunk: Chunk,
+        terms: int,
+        parts: int,
+        depth: int,
+        is_complex: bool,
+    ) -> None:
+        """Launch a kernel over a chunk of C, or of the sums that stand in for it."""
+        is_apart = c is not self.c
+        # Complex matrices are real ones to the kernels, of twice as many columns.
+        twice = 1 + is_complex
+        n = self.problem.n * twice
+        a_steps, b_steps, c_steps = a.strides, b.strides.transposed, c.strides
+        if is_complex and not is_apart:
+            c_steps = replace(_doubled(c_steps), col=c_steps.col)
+        if kernel.is_complex:
+            a_steps, b_steps = _doubled(a_steps), _doubled(b_steps)
+            c_steps = replace(c_steps, col=2 * c_steps.col)
+        tiles_m, tiles_n = _tiles(chunk.rows, n, *kernel.tile[:2])
+        factors = _named("alpha beta", 1, 0) if is_apart else self._factors(0, False)
+        arguments = (
+            _named("a b", a.at(*chunk.start), b.at(*chunk.start[:2]))
+            | _named("c", c.pointer if is_apart else c.at(*chunk.start))
+            | _named("m n k inner", chunk.rows, n, terms * twice, chunk.inner)
+            | _stepped("a", a_steps)
+            | _stepped("b", b_steps)
+            | _stepped("c", c_steps)
+            | _named("parts depth", parts, depth * twice)
+            | _named("c_part", chunk.matrices * chunk.rows * c.strides.row if is_apart else 0)
+            | _named("tiles_m tiles_n wide", tiles_m, tiles_n, int(c.dtype != kernel.narrow))
+            | factors
+        )
+        programs = tiles_m * tiles_n * chunk.matrices * parts
+        tile_terms = math.prod(kernel.tile[:2]) * min(depth, terms) * twice
+        us = self._multiply_us(programs, 2 * tile_terms, kernel.rate)
+        fixed = fixed_arguments(kernel)
+        given = {name: value for name, value in arguments.items() if name not in fixed}
+        self._launch(kernel.name, programs, us, given)
+
+    def _finish(
+        self,
+        sums: str,
+        place: Pointer,
+        row: int,
+        parts: int,
+        chunk: Chunk,
+        is_complex: bool,
+        power: int,
+    ) -> None:
+        """Launch what adds up parts, ``row`` numbers to a row, and writes a chunk of C."""
+        p = self.problem
+        tiles_m, tiles_n = _tiles(chunk.rows, p.n, *FINISH_TILE)
+        is_integer = sums == "i32"
+        part = chunk.matrices * chunk.rows * row
+        arguments = (
+            _named("sums c", place, self.c.at(*chunk.start))
+            | _named("rows cols inner", chunk.rows, p.n, chunk.inner)
+            | _named("sums_row parts part_step", row >> is_complex, parts, part)
+            | _stepped("c", self.c.strides)
+            | _named("tiles_m tiles_n", tiles_m, tiles_n)
+            | _named("stored", self.integer_size if is_integer else STORED[p.c_dtype][0])
+            | self._factors(power, is_complex)
+        )
+        if is_integer:
+            arguments["power"] = power
+        written = chunk.matrices * chunk.rows * p.n * self.c.item_bytes
+        us = (parts * part * _BYTES[sums] + written) / _BYTES_PER_US
+        name = f"finish_{sums}" + "_complex" * is_complex
+        self._launch(name, tiles_m * tiles_n * chunk.matrices, us, arguments)
+
+    def _factors(self, power: int, is_complex: bool) -> dict[str, Argument]:
+        """Return alpha and beta: the caller's, and 1 for what is added to the power before."""
+        updates = self.problem.updates
+        factors = _named("alpha beta", Number(0) if updates else 1, Number(1) if updates else 0)
+        if power:
+            factors["beta"] = 1
+        if is_complex:
+            imag = (Number(2), Number(3)) if updates else (0, 0)
+            factors |= _named("alpha_imag beta_imag", *imag)
+        return factors
+
+    def _multiply_us(self, programs: int, work: int, rate: float) -> float:
+        """Return how long the busiest multiprocessor takes for its programs."""
+        return math.ceil(programs / self.multiprocessors) * work * 132 / (rate * 1e6)
+
+    def _launch(self, kernel: str, programs: int, us: float, given: dict[str, Argument]) -> None:
+        """Add a launch, whose arguments refer to operands by their positions in `Step.operands`."""
+        used = sorted({x.operand for x in given.values() if isinstance(x, Pointer)})
+        local = {
+            name: replace(x, operand=used.index(x.operand)) if isinstance(x, Pointer) else x
+            for name, x in given.items()
+        }
+        numbers = sum(isinstance(x, Number) for x in given.values())
+        self.steps.append(Step(kernel, (programs,), local, tuple(used), numbers))
+        self.us += us + _LAUNCH_US
+
+
+def round_up(size: int, step: int) -> int:
+    """Return the least multiple of ``step`` that is not below ``size``."""
+    return -(-size // step) * step
+
+
+def _named(names: str, *values: Any) -> dict[str, Argument]:
+    return dict(zip(names.split(), values, strict=True))
+
+
+def _stepped(name: str, strides: Strides) -> dict[str, Argument]:
+    return {f"{name}_{axis}": getattr(strides, axis) for axis in ("outer", "inner", "row", "col")}
+
+
+def _doubled(s: Strides) -> Strides:
+    return replace(s, outer=2 * s.outer, inner=2 * s.inner, row=2 * s.row, col=2 * s.col)
+
+
+def _sign_bit(dtype: str) -> int:
+    """Return the sign bit of a signed integer type, as int64; 0 for every other type."""
+    if not dtype.startswith("int"):
+        return 0
+    bits = 8 * STORED[dtype][1]
+    return -(1 << 63) if bits == 64 else 1 << (bits - 1)
+
+
+def _tiles(m: int, n: int, tile_m: int, tile_n: int) -> tuple[int, int]:
+    return -(-m // tile_m), -(-n // tile_n)
+
+
+def _tile_count(p: Problem, tile_m: int, tile_n: int) -> int:
+    return math.prod(_tiles(p.m, p.n, tile_m, tile_n))

@@ -1,0 +1,114 @@
+"""What portable kernels there are, and what each relies on: one table for compiler and planner.
+
+Pure data. The device code is in ``portable`` and ``packing``; which kernel runs when is decided in
+``portable_plan``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "EVERYWHERE",
+    "FINISH_TILE",
+    "INTEGERS_TILE",
+    "KERNELS",
+    "PACK_TILES",
+    "STORED",
+    "Kernel",
+    "fixed_arguments",
+]
+
+#: Code for sm_80 is what 8.6, 8.7 and 8.9 run too.
+EVERYWHERE = ("sm_80", "sm_90a", "sm_100a", "sm_120a", "compute_80")
+_MUCH_SHARED = ("sm_80", "sm_90a", "sm_100a")
+_WITH_FLOAT8 = ("sm_89", "sm_90a", "sm_100a", "sm_120a")
+
+#: Sides of the tiles of the other kernels; of copies, by the type that they write.
+INTEGERS_TILE = 16
+FINISH_TILE = (2, 64)
+PACK_TILES = {"u8": 128, "limbs": 64, "fp16": 64, "bf16": 64, "fp32": 64, "fp64": 64}
+
+#: How numbers of NumPy's types are stored, as the kernels ask for it, and their bytes; of complex
+#: ones, each part.
+STORED = {f"{sign}int{8 * size}": (0, size) for sign in ("", "u") for size in (1, 2, 4, 8)}
+STORED |= {"bool": (0, 1), "float16": (1, 2), "bfloat16": (2, 2), "float32": (3, 4)}
+STORED |= {"float64": (4, 8), "float8_e4m3fn": (5, 1), "float8_e5m2": (6, 1)}
+STORED |= {"complex64": (3, 4), "complex128": (4, 8)}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One compiled kernel that multiplies.
+
+    ``dtype`` is Triton's name of the operands' type. ``order`` is what a and b are read along: "nn"
+    k and n, "nt" k and k, "tn" m and n, "any" reads any strides. ``vector`` elements are read at
+    once: addresses, strides and the size along rows are multiples of that; so are C's of
+    ``c_vector``. ``rate``, in 10^12 operations a second, is what an H200 does of large squares.
+    """
+
+    dtype: str
+    order: str
+    tile: tuple[int, int, int]
+    warps: int
+    stages: int
+    rate: float
+    vector: int = 1
+    c_vector: int = 1
+    registers: int | None = None
+    is_complex: bool = False
+    targets: tuple[str, ...] = EVERYWHERE
+
+    @property
+    def name(self) -> str:
+        kind = f"{self.dtype}_complex" if self.is_complex else self.dtype
+        return f"{kind}_{self.order}_{self.tile[0]}x{self.tile[1]}_{self.vector}"
+
+    @property
+    def sums(self) -> str:
+        """The type of its sums."""
+        return {"fp64": "fp64", "i8": "i32"}.get(self.dtype, "fp32")
+
+    @property
+    def narrow(self) -> str | None:
+        """NumPy's name of the other type it can write: that of its operands."""
+        return {"fp16": "float16", "bf16": "bfloat16"}.get(self.dtype)
+
+
+#: All kernels of a type walk K in the same steps: padding with zeros may turn -0 into 0.
+KERNELS = (
+    Kernel("fp32", "tn", (128, 128, 16), 8, 3, 48, vector=4, registers=128),
+    Kernel("fp32", "tn", (64, 64, 16), 4, 3, 44, vector=4, registers=128),
+    Kernel("fp32", "nn", (64, 64, 16), 4, 3, 42, vector=4),
+    Kernel("fp32", "any", (64, 64, 16), 4, 3, 34),
+    Kernel("fp32", "any", (64, 32, 16), 4, 3, 25, is_complex=True),
+    Kernel("fp64", "nn", (64, 64, 32), 4, 3, 55, vector=2, registers=168),
+    Kernel("fp64", "any", (64, 64, 32), 4, 2, 30),
+    Kernel("fp64", "any", (64, 64, 32), 4, 2, 20, is_complex=True),
+    *(
+        Kernel(dtype, order, (128, 128, 64), 8, 3, 550, vector=8, c_vector=8)
+        for dtype in ("fp16", "bf16")
+        for order in ("nn", "nt", "tn")
+    ),
+    *(Kernel(dtype, "any", (64, 64, 64), 4, 3, 120) for dtype in ("fp16", "bf16")),
+    *(
+        Kernel(dtype, "nt", (128, 128, 128), 8, 3, 830, vector=16, targets=_WITH_FLOAT8)
+        for dtype in ("fp8e4nv", "fp8e5")
+    ),
+    Kernel("i8", "nt", (128, 256, 128), 8, 3, 1040, vector=16, targets=_MUCH_SHARED),
+    Kernel("i8", "nt", (128, 128, 128), 8, 3, 850, vector=16),
+    Kernel("i8", "nt", (64, 64, 128), 4, 4, 700, vector=16),
+    Kernel("i8", "nt", (64, 64, 128), 4, 4, 450, vector=8),
+)
+
+
+def fixed_arguments(kernel: Kernel) -> dict[str, int]:
+    """Return those arguments of ``portable.multiply`` that are compiled into a kernel."""
+    fixed = {}
+    if kernel.order != "any":
+        fixed = {"alpha": 1, "beta": 0, "c_col": 1}
+        fixed["a_col" if kernel.order[0] == "n" else "a_row"] = 1
+        fixed["b_col" if kernel.order[1] == "n" else "b_row"] = 1
+    if kernel.narrow is None:
+        fixed["wide"] = 1
+    return fixed

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 from tilewise.runtime.launch import Number, Pointer
 
-from .hopper_plan import Argument, Step, Strides
+from .hopper_plan import Step, Strides
 from .portable_table import FINISH_TILE, INTEGERS_TILE, PACK_TILES, STORED, Kernel, fixed_arguments
 
 __all__ = ["Chunk", "Operand", "Problem", "Steps", "round_up"]
+
+Argument = Number | Pointer | float
 
 #: NumPy's names of types, and that of the kernels which read them as they are.
 _READ_BY = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}

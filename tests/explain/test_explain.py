@@ -194,6 +194,25 @@ def test_views_of_one_buffer_race_where_they_overlap() -> None:
     assert apart.exit_code == 0
 
 
+def reversed_tile(A, i):  # type: ignore[no-untyped-def]
+    tile = cuda.shared.array(32, float32)
+    tile[cuda.threadIdx.x] = A[i]
+    cuda.syncthreads()
+    return tile[31 - cuda.threadIdx.x]
+
+
+def test_shared_arrays_of_one_name_in_two_functions_are_two() -> None:
+    def kernel(A, C):  # type: ignore[no-untyped-def]
+        tile = cuda.shared.array(64, float32)
+        tx = cuda.threadIdx.x
+        tile[tx] = A[tx]
+        C[tx] = reversed_tile(A, tx) + tile[tx]
+
+    report = explain(kernel, 1, 32, floats(32), floats(32))
+    assert report.findings == ()
+    assert [a.shape for a in report.arrays if a.name == "tile"] == [(64,), (32,)]
+
+
 def test_a_thread_that_is_not_there_is_refused() -> None:
     report = _muld()
     with pytest.raises(OptionError, match=r"block=\(4, 0, 0\) is not in this launch"):

@@ -167,7 +167,7 @@ class HazardWatch:
         anywhere = any(s.array is None or s.function != launch.kernel for s in stores)
         self._named = {s.array for s in stores if s.function == launch.kernel}
         self._written = {a.name for a in launch.arrays} if anywhere else self._named
-        self._regions: dict[str, tuple[int, Region]] = {}
+        self._regions: dict[tuple[str, int], tuple[int, Region]] = {}
         for space in ("shared", "global"):
             for region in regions([a for a in launch.arrays if a.space == space]):
                 number = len(self._shadows) + len(self._logs)
@@ -177,10 +177,10 @@ class HazardWatch:
                     self._logs[number] = GlobalLog(region, warp_sync=self._warp_sync)
                 else:
                     continue
-                self._regions |= {a.name: (number, region) for a in region.arrays}
+                self._regions |= {_place(a): (number, region) for a in region.arrays}
 
     def on_access(self, access: Access) -> None:
-        number, region = self._regions.get(access.array.name, (-1, None))
+        number, region = self._regions.get(_place(access.array), (-1, None))
         if region is None or not access.active.any():
             return
         lanes = Lanes.of(access, self._slots(access.blocks), region)
@@ -281,7 +281,7 @@ class HazardWatch:
                 found[kind, a, b, apart] = Hazard(
                     kind,
                     array,
-                    self._element(self._regions[array.name][1], array, meeting.granule),
+                    self._element(self._regions[_place(array)][1], array, meeting.granule),
                     actors[0],
                     actors[1],
                     meeting.interval,
@@ -355,6 +355,11 @@ class HazardWatch:
     @staticmethod
     def _element(region: Region, array: ArrayInfo, granule: int) -> tuple[int, ...]:
         return element_at(array, region.low + granule * region.granule - array.base)
+
+
+def _place(array: ArrayInfo) -> tuple[str, int]:
+    """Where an array lies; two functions may each have a shared array of one name."""
+    return array.space, array.base
 
 
 def unravel(index: int, extent: Dim) -> Dim:

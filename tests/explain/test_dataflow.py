@@ -170,6 +170,25 @@ def test_what_loaded_values_do_not_decide_is_not(what: str) -> None:
     assert flow.tainted == {}
 
 
+FLAG = True
+
+
+def test_what_an_outside_constant_rules_out_is_not_looked_at() -> None:
+    def kernel(index, C):  # type: ignore[no-untyped-def]
+        i = cuda.threadIdx.x
+        if not FLAG:
+            C[index[i]] = 1
+        if FLAG:
+            C[i] = 1
+        else:
+            C[index[i]] = 1
+
+    flow = _flow(kernel, np.zeros(64, np.int64), np.zeros(64, np.int64), block=(8, 1, 1))
+    assert flow.tainted == {}
+    (stored,) = (site for site in flow.sites.values() if site.offset is not None)
+    assert stored.index == frozenset({"thread"})
+
+
 def test_loops_are_learnt_until_nothing_new_comes() -> None:
     def kernel(A, n):  # type: ignore[no-untyped-def]
         i = cuda.threadIdx.x

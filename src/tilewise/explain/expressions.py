@@ -235,7 +235,9 @@ class Expressions:
         if isinstance(node.op, ast.UAdd):
             return operand
         if isinstance(node.op, ast.Not):
-            return self.truth(operand)
+            if operand.is_constant and not operand.deps:
+                return constant(not operand.number)
+            return self._function_of([self.truth(operand)], "b1")
         return self._function_of([operand], operand.code)
 
     def _boolop(self, node: ast.BoolOp, scope: Scope) -> Known:

@@ -65,6 +65,13 @@ def ranged(A, C):  # type: ignore[no-untyped-def]
     C[cuda.blockIdx.x, cuda.threadIdx.x] = total
 
 
+def wrapped(A, C):  # type: ignore[no-untyped-def]
+    """Integers that wrap: what is linear in blockIdx is so within a type's range only."""
+    i = cuda.grid(1)
+    C[i] = A[np.int64(np.uint8(i * 3))]
+    C[(np.uint64(i) - np.uint64(5)) % np.uint64(256)] = A[np.int64(np.int8(i)) + 128]
+
+
 def flat_muld(A, B, wA, wB, C):  # type: ignore[no-untyped-def]
     """The kernel as in the guide's C source: flat arrays, and a loop that steps through them."""
     As = cuda.shared.array((16, 16), float32)
@@ -124,6 +131,7 @@ LAUNCHES: list[tuple[Callable[..., Any], Any, Any, tuple[Any, ...], int | None]]
     (in_place, 7, 64, (floats(448),), 2),
     (in_place, 7, 60, (floats(400),), 2),
     (odd_rows, (5, 6), (8, 4), (floats(24, 40), floats(24, 40)), None),
+    (wrapped, 8, 32, (floats(256), floats(256)), None),
     (ranged, 6, 32, (floats(6, 32), floats(6, 32)), None),
     (by_device_function, (4, 4), (8, 8), (floats(30, 29), floats(30, 29), floats(30, 29)), 4),
 ]

@@ -224,9 +224,21 @@ class Expressions:
                 result = self.pin(left) * self.pin(right)
         elif right.is_constant and right.number > 0:
             result = _by_constant(op, left, right)
-        if result is None:
+        if result is None or not self._fits(result, code):
             result = self._function_of([left, right], code)
         return replace(result, deps=deps, code=code)
+
+    def _fits(self, value: Value, code: str | None) -> bool:
+        """Whether a number is within the range of an integer type in every block, unwrapped."""
+        if code is None or code == "i8" or not typing_rules.is_integer(code):
+            return True
+        if value.block is None:
+            return False
+        ends = [(c * (extent - 1)) for c, extent in zip(value.block, self.grid, strict=True)]
+        limits = np.iinfo(typing_rules.dtype_of(code))
+        low = value.low + sum(min(0, end) for end in ends)
+        high = value.high + sum(max(0, end) for end in ends)
+        return bool(limits.min <= low and high <= limits.max)
 
     def _unaryop(self, node: ast.UnaryOp, scope: Scope) -> Known:
         operand = self.number(node.operand, scope)
@@ -308,6 +320,7 @@ class Expressions:
             return numbers[0] if found is int else self._function_of(numbers, numbers[0].code)
         if len(numbers) == 1 and (cast := element_type(found)) is not None:
             whole = not typing_rules.is_float(cast) and not numbers[0].is_float
+            whole = whole and self._fits(numbers[0], cast)
             return replace(numbers[0], code=cast) if whole else self._function_of(numbers, cast)
         code = "i8" if found in (int, len, round) else "b1" if found is bool else None
         if getattr(found, "__module__", None) in ("math", "numpy"):

@@ -131,7 +131,7 @@ LAUNCHES: list[tuple[Callable[..., Any], Any, Any, tuple[Any, ...], int | None]]
     (in_place, 7, 64, (floats(448),), 2),
     (in_place, 7, 60, (floats(400),), 2),
     (odd_rows, (5, 6), (8, 4), (floats(24, 40), floats(24, 40)), None),
-    (wrapped, 8, 32, (floats(256), floats(256)), None),
+    (wrapped, 8, 32, (floats(1024), floats(256)), None),
     (ranged, 6, 32, (floats(6, 32), floats(6, 32)), None),
     (by_device_function, (4, 4), (8, 8), (floats(30, 29), floats(30, 29), floats(30, 29)), 4),
 ]

@@ -273,6 +273,18 @@ def test_an_integer_division_ends_a_stretch_of_code():
     np.testing.assert_array_equal(out, (a + d) * (b - a) + np.roll(a, -1))
 
 
+def constant_product(a, o):
+    i = cuda.grid(1)
+    o[i] = a[i] - 1e-3 * 27.5
+
+
+def test_a_product_of_constants_is_a_constant():
+    a = np.random.default_rng(8).standard_normal(400)
+    out = np.zeros(400)
+    simt.launch(constant_product, 2, 200, a, out)
+    np.testing.assert_array_equal(out, a - 1e-3 * 27.5)
+
+
 class Notes:
     def on_launch(self, launch):
         self.notes = launch.notes

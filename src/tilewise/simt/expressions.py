@@ -34,6 +34,7 @@ __all__ = ["Expressions", "english"]
 
 _INFIX = {"Add": "+", "Sub": "-", "Mult": "*", "BitAnd": "&", "BitOr": "|", "BitXor": "^"}
 _COMPARE = {"Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotEq": "!="}
+_FOLDED = {"Add": np.add, "Sub": np.subtract, "Mult": np.multiply, "Div": np.true_divide}
 _CALLED = {"FloorDiv": "floordiv", "Mod": "modulo", "LShift": "shift_left", "RShift": "shift_right"}
 
 
@@ -253,6 +254,11 @@ class Expressions:
                 f"{self.function.text(node)} is computed in float64: a float32 meets "
                 f"{'an' if other.type[0] == 'i' else 'a'} {types.name_of(other.type)}",
             )
+        known = left.constant is not UNKNOWN and right.constant is not UNKNOWN
+        if known and operator in _FOLDED and types.is_float(result):
+            # A product of constants is a constant, and never fused.
+            pair = (cast(v.type, result)(v.constant) for v in (left, right))
+            return self.number(_FOLDED[operator](*pair), node)
         if operator in ("Add", "Sub") and types.is_float(result):
             return self._sum(node, operator, result, left, right)
         if operator == "Pow" and types.is_integer(right_type) and right.constant is not UNKNOWN:
@@ -279,7 +285,7 @@ class Expressions:
             raise self.error(node, f"{self.function.text(node)}: no such operator on the GPU")
         code = f"({a.code} {_INFIX[operator]} {b.code})"
         if uniform and types.is_integer(result) and operator in types.ARITHMETIC:
-            if a.constant is not UNKNOWN and b.constant is not UNKNOWN:
+            if known:
                 folded = wrap(result, eval(code, {}))  # two literals, written by number()
                 return self.number(folded, node) if result == "i8" else Value(
                     repr(folded), result, True, folded

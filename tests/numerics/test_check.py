@@ -323,13 +323,13 @@ def test_small_rows_and_columns_are_seen_beside_large_ones(
 def test_errors_that_may_cancel_in_one_sum_are_apart_in_the_other(
     rng: np.random.Generator, sums_only: None, axis: int
 ) -> None:
-    # Two equal errors in a small column cancel in half of the columns' sums. The rows' sums have
+    # Opposite errors in a small column cancel in half of the columns' sums. The rows' sums have
     # to see them, each alone, beside columns a billion times larger; and the other way round.
     a, b = normal(rng, 80, 60), normal(rng, 60, 80)
     a, b = (a, b.copy()) if axis else (b.T.copy(), a.T.copy())
     b[:, ::2] *= 1e9
     c = a @ b
-    c[[3, 5], 7] += 1
+    c[[3, 5], 7] += [1, -1]
     if not axis:
         a, b, c = b.T, a.T, c.T
     for seed in range(20):

@@ -232,6 +232,51 @@ def test_partial_sums_that_overflow_may_leave_inf_or_not(way: str) -> None:
         assert wrong_only_at(check(a, b, c), (2, 5))
 
 
+def test_much_overflow_does_not_blur_the_rest(rng: np.random.Generator, sums_only: None) -> None:
+    a, b = (rng.uniform(0, 32, shape).astype("f2") for shape in ((90, 260), (260, 80)))
+    with np.errstate(over="ignore"):
+        c = (a.astype("f4") @ b.astype("f4")).astype("f2")
+    assert 0.2 < np.isinf(c).mean() < 0.8
+    found = check(a, b, c)
+    assert found, found
+    assert found.smallest_error < 100  # the last place of 65504 is 32
+    bad = c.copy()
+    index = tuple(int(x) for x in np.argwhere(np.isfinite(c))[1000])
+    bad[index] -= 320
+    assert wrong_only_at(check(a, b, bad), index)
+
+
+def test_an_inf_of_the_operands_may_meet_an_overflow(way: str) -> None:
+    # Without a fused multiply-add −9e76 is −Inf, and Inf − Inf is NaN; with one the sum is Inf.
+    a, b = np.ones((18, 20), np.float32), np.ones((20, 19), np.float32)
+    a[3, :2], b[1, 4] = (np.inf, -3e38), 3e38
+    exact = a.astype("f8") @ b.astype("f8")
+    for value in (np.inf, np.nan):
+        c = exact.astype(np.float32)
+        c[3, 4] = value
+        assert check(a, b, c)
+    c[3, 4] = -3e38
+    assert wrong_only_at(check(a, b, c), (3, 4))
+
+
+@pytest.mark.parametrize(("dtype", "huge"), [("f4", 3e38), ("f8", 1e308)])
+def test_a_huge_wrong_element_does_not_overflow_out_of_sight(
+    rng: np.random.Generator, way: str, dtype: str, huge: float
+) -> None:
+    a, b = (1e-6 * rng.standard_normal(shape) for shape in ((30, 40), (40, 20)))
+    c = a.astype(dtype) @ b.astype(dtype)
+    c[29, 0] = huge
+    assert wrong_only_at(check(a.astype(dtype), b.astype(dtype), c), (29, 0))
+
+
+def test_a_nan_in_place_of_zero_is_seen(rng: np.random.Generator, way: str) -> None:
+    a, b = rng.standard_normal((30, 40)), rng.standard_normal((40, 20))
+    a[5] = 0
+    c = a @ b
+    c[5, 6] = np.nan
+    assert wrong_only_at(check(a, b, c), (5, 6))
+
+
 def test_float64_beyond_its_own_products_is_judged(way: str) -> None:
     a, b = np.full((18, 20), 1e-200), np.full((20, 19), 1e-200)
     a[0, :2], b[:2, 0] = (1e200, 1e-200), (1e-200, 1e200)

@@ -43,8 +43,8 @@ LOOKING_WORK = 2**29
 LOOKING_INTEGER_WORK = 2**27
 #: Edge of the aligned squares about wrong elements that are recomputed too.
 NEIGHBOURHOOD = 128
-#: Elements that may be settled in exact arithmetic.
-PROOFS = 256
+#: Terms of sums that may be added up in exact arithmetic, about a microsecond each.
+PROOF_TERMS = 2**20
 #: Chance that some sum of an honest product has an unusual score.
 DELTA = 2.0**-40
 
@@ -222,7 +222,8 @@ class _Search:
         self.uses_sums = False
         self.ratio = 0.0
         self.recomputed = 0
-        self.proofs_left = PROOFS
+        self.proofs_left = max(PROOF_TERMS // max(problem.sizes[2], 1), 4)
+        self.unsettled = 0
         self.smallest_error = 0.0
         self.square_sum = 0.0
         self.wrong_matrices = 0
@@ -255,6 +256,11 @@ class _Search:
         if self.wrong_matrices > 1:
             self.notes.insert(
                 0, f"{self.wrong_matrices} of {prod(problem.batch)} matrices are wrong"
+            )
+        if self.unsettled:
+            self.notes.append(
+                f"{self.unsettled:,} elements are so near their bounds that only exact arithmetic "
+                "could tell; those nearest were settled"
             )
         a, b, c = problem.given
         typical = sqrt(self.square_sum / max(problem.c.size, 1))
@@ -337,6 +343,11 @@ class _Search:
                 self._look(at, wrong, *((chosen, span) if is_row else (span, chosen)))
             escaping = threshold * side.unit if threshold else 0.0
             reach = max(reach, float(np.max(escaping + side.floor)))
+        if not wrong and any(is_cut):
+            self.notes.append(
+                "more sums are unusual than could be looked into: errors that share a sign or a "
+                "pattern, within their bounds as far as was seen"
+            )
         if wrong and all(is_cut):
             wrong.is_complete = False
             wrong.rows[unusual[0]] = True
@@ -405,10 +416,11 @@ class _Search:
         found = compare(_pieces(a, b, kind), got, rule)
         is_wrong, ratio = found.is_wrong, found.ratio
         unsure = np.argwhere(found.is_unsure)
-        for place in unsure[np.argsort(-ratio[found.is_unsure])]:
-            if not self.proofs_left:
-                break
-            self.proofs_left -= 1
+        unsure = unsure[np.argsort(-ratio[found.is_unsure])]
+        proofs = min(len(unsure), self.proofs_left)
+        self.proofs_left -= proofs
+        self.unsettled += len(unsure) - proofs
+        for place in unsure[:proofs]:
             *matrix, i, j = map(int, place)
             here, (column, part) = tuple(matrix), divmod(j, self.parts)
             value = float(got[(*here, i, j)])
@@ -426,11 +438,10 @@ class _Search:
         if not wrong:
             return
         rows, columns = wrong.elements()
-        for i, j in zip(rows[:PROOFS].tolist(), columns[:PROOFS].tolist(), strict=True):
-            first = self._mismatch(at, i, j)
-            if first is not None:
-                break
-        else:
+        candidates = zip(rows[:16].tolist(), columns[:16].tolist(), strict=True)
+        proven = (self._mismatch(at, i, j) for i, j in candidates)
+        first = next((mismatch for mismatch in proven if mismatch), None)
+        if first is None:
             return
         self.wrong_matrices += 1
         if self.where is not None:

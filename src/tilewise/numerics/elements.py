@@ -260,17 +260,21 @@ def _exact_element(
 
 
 def _exact_dot(x: Array, y: Array) -> tuple[Fraction, Fraction]:
-    """Return ``Σ xy`` and ``Σ |xy|``: integers of Python, over one power of two."""
-    (x_whole, x_power), (y_whole, y_power) = _as_integers(x), _as_integers(y)
-    terms = [
-        (u * v, i + j)
-        for u, i, v, j in zip(x_whole, x_power, y_whole, y_power, strict=True)
-        if u and v
-    ]
-    least = min((power for _, power in terms), default=0)
-    shifted = [term << (power - least) for term, power in terms]
-    scale = Fraction(2) ** least
-    return sum(shifted) * scale, sum(map(abs, shifted)) * scale
+    """Return ``Σ xy`` and ``Σ |xy|``: integers of Python, over one power of two a piece."""
+    total = size = Fraction(0)
+    for start in range(0, x.size, 2**16):
+        piece = slice(start, start + 2**16)
+        (x_whole, x_power), (y_whole, y_power) = _as_integers(x[piece]), _as_integers(y[piece])
+        terms = [
+            (u * v, i + j)
+            for u, i, v, j in zip(x_whole, x_power, y_whole, y_power, strict=True)
+            if u and v
+        ]
+        least = min((power for _, power in terms), default=0)
+        shifted = [term << (power - least) for term, power in terms]
+        total += sum(shifted) * Fraction(2) ** least
+        size += sum(map(abs, shifted)) * Fraction(2) ** least
+    return total, size
 
 
 def _as_integers(x: Array) -> tuple[list[int], list[int]]:

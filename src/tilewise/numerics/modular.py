@@ -24,12 +24,16 @@ PANEL = 2**20
 
 def differs(a: Array, b: Array, c: Array) -> Bools:
     """Return which elements of c (..., m, n) are not those of ``a @ b``, recomputing all."""
+    k, width = a.shape[-1], max(a.shape[-2], b.shape[-1])
+    # Sums of zeros and ones in float32 are zero exactly if every term is.
+    kind = np.dtype(np.float32) if c.dtype.kind == "b" else _unsigned(c)
+    total = np.zeros(c.shape, kind)
+    for start in range(0, k, max(PANEL // width, 1)):
+        piece = slice(start, start + max(PANEL // width, 1))
+        total += np.matmul(a[..., piece].astype(kind), b[..., piece, :].astype(kind))
     if c.dtype.kind == "b":
-        # Sums of zeros and ones in float32 are zero exactly if every term is.
-        found = np.matmul(a.astype(np.float32), b.astype(np.float32)) > 0
-        return np.asarray(found != c)
-    kind = _unsigned(c)
-    return np.asarray(np.matmul(a.astype(kind), b.astype(kind)) != c.astype(kind))
+        return np.asarray((total > 0) != c)
+    return np.asarray(total != c.astype(kind))
 
 
 def element(a_row: Array, b_column: Array, result: np.dtype[Any]) -> int | bool:

@@ -35,6 +35,7 @@ TIMINGS = RESULTS / "hopper_times.json"
 
 _READINGS = 5
 _TOLERANCE = 0.05  # errors beyond this weigh as their size, not as its square
+_PRIOR = 1.0  # of a logarithm, in units of what an error of _TOLERANCE weighs
 
 Row = tuple[Problem, str, float]
 
@@ -108,25 +109,33 @@ def measured(m: int, n: int, k: int) -> list[Row]:
 
 
 def fitted(rows: list[Row], times: Times) -> Times:
-    """Return times that explain the rows: Gauss-Newton on logarithms, damped and robust."""
+    """Return times that explain the rows: Gauss-Newton on logarithms, damped and robust.
+
+    What the rows do not show, such as the steps of tiles that always wait for memory, stays near
+    what it was.
+    """
     pack, unpack = _logarithms(times)
-    x = pack(times)
-    damping = 1e-2
-    cost = _cost(misfit(rows, times))
-    for _ in range(40):
+    start = x = pack(times)
+
+    def cost(x: NDArray[np.float64]) -> float:
+        errors = misfit(rows, unpack(x)) / _TOLERANCE
+        return float(np.sum(np.sqrt(1 + errors**2)) + _PRIOR * np.sum((x - start) ** 2))
+
+    damping, least = 1e-2, cost(x)
+    for _ in range(30):
         now = misfit(rows, unpack(x))
-        slopes = np.stack(
-            [(misfit(rows, unpack(x + step)) - now) / 1e-4 for step in 1e-4 * np.eye(len(x))]
-        )
-        weights = 1 / np.sqrt(1 + (now / _TOLERANCE) ** 2)
-        normal = slopes * weights @ slopes.T
-        step = np.linalg.solve(normal + damping * np.eye(len(x)), slopes * weights @ now)
-        trial = _cost(misfit(rows, unpack(x - step)))
-        if trial < cost:
-            x, cost, damping = x - step, trial, damping / 3
+        shifts = 1e-4 * np.eye(len(x))
+        slopes = np.stack([(misfit(rows, unpack(x + shift)) - now) / 1e-4 for shift in shifts])
+        weighed = slopes / (_TOLERANCE * np.sqrt(_TOLERANCE**2 + now**2))
+        curvature = weighed @ slopes.T + 2 * _PRIOR * np.eye(len(x))
+        downhill = weighed @ now + 2 * _PRIOR * (x - start)
+        step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), downhill)
+        trial = cost(x - step)
+        if trial < least:
+            x, least, damping = x - step, trial, damping / 3
         else:
             damping *= 4
-    return unpack(np.log([float(f"{value:.3g}") for value in np.exp(x)]))
+    return unpack(x)
 
 
 def misfit(rows: list[Row], times: Times) -> NDArray[np.float64]:
@@ -148,10 +157,6 @@ def regrets(rows: list[Row], times: Times) -> list[float]:
     return ratios
 
 
-def _cost(errors: NDArray[np.float64]) -> float:
-    return float(np.sum(np.sqrt(1 + (errors / _TOLERANCE) ** 2) - 1))
-
-
 def _logarithms(
     times: Times,
 ) -> tuple[Callable[[Times], NDArray[np.float64]], Callable[[NDArray[np.float64]], Times]]:
@@ -164,7 +169,7 @@ def _logarithms(
         return np.log(np.array([*single, *(x for tile in tiles for x in given.tiles[tile])]))
 
     def unpack(x: NDArray[np.float64]) -> Times:
-        values = np.exp(x).tolist()
+        values = [float(f"{value:.6g}") for value in np.exp(x)]
         pairs = np.reshape(values[len(names) :], (-1, 2)).tolist()
         single = dict(zip(names, values, strict=False))
         return replace(

@@ -217,7 +217,7 @@ class Times:
     any_us: float
     promoted: float
     multiprocessors: int
-    tiles: Mapping[str, tuple[float, float]]  #: step_us and tile_us, by rows and columns
+    tiles: Mapping[str, tuple[float, float]]  #: step_us and tile_us, by what a tile computes
 
     @classmethod
     def read(cls, path: Path = TIMES) -> Times:
@@ -399,7 +399,7 @@ def _weigh(
     rows, columns = kernel.rows, kernel.tile_n
     waves = math.ceil(items / multiprocessors)
     share = multiprocessors / times.multiprocessors
-    step_us, tile_us = times.tiles[f"{kernel.tile_m}x{columns}"]
+    step_us, tile_us = times.tiles[f"{rows}x{columns}"]
     if kernel.way == "promoted":
         step_us *= times.promoted
     if kernel.way != "mapped":
@@ -411,7 +411,7 @@ def _weigh(
     moved = p.m * p.n * p.outer * p.inner * (4 if p.out == "fp32" else 2) * (1 + p.has_beta)
     lines = 0.0
     for packs, along_k, strides, high, tile in (
-        (choice.packs_a, kernel.a_along_k, p.a, p.m, rows),
+        (choice.packs_a, kernel.a_along_k, p.a, p.m, kernel.tile_m),
         (choice.packs_b, kernel.b_along_k, p.b.transposed, p.n, columns),
     ):
         nbytes = math.prod(_stacked(p, strides)) * high * p.k * _ITEM_BYTES
@@ -424,8 +424,8 @@ def _weigh(
     if choice.parts > 1:
         parts_bytes = 4 * p.outer * p.inner * choice.parts * p.m * _round_up(p.n, _VECTOR)
         room.take(parts_bytes)
-        us += times.launch_us
-        moved += 2 * parts_bytes
+        us += times.launch_us + parts_bytes / times.memory_bytes_per_us
+        moved += parts_bytes
     cached = items * steps * lines * _TILE_K * _ITEM_BYTES
     bounds = {
         "the multiprocessors": waves * (tile_us + steps * step_us),

@@ -97,3 +97,10 @@ def test_vectors_are_matrices_of_one_row_or_column() -> None:
     for a, b, shape in (((5,), (5,), ()), ((5,), (2, 5, 3), (2, 3)), ((2, 4, 5), (5,), (2, 4))):
         plan = make_plan(on(a, "float32"), on(b, "float32"), gpu=gpu())
         assert plan.shape == shape
+
+
+def test_plans_are_hashable_and_find_their_launches_by_identity() -> None:
+    a = on((64, 64), "float16")
+    plan = make_plan(a, a, gpu=gpu())
+    assert len({plan, plan}) == 1
+    assert hash(plan.recipe) == hash(plan.recipe)

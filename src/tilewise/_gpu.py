@@ -35,10 +35,14 @@ __all__ = ["Recipe", "multiply", "multiply_host", "recipe"]
 _HOPPER_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recipe:
-    """How one product is computed on a GPU: launches in order, and what they need."""
+    """How one product is computed on a GPU: launches in order, and what they need.
 
+    A recipe is equal to itself alone, so that a plan's launches are found without comparing them.
+    """
+
+    what: str  #: the product in words, for a launch that fails
     family: Literal["hopper", "portable"]
     steps: tuple[Step, ...]
     workspace_bytes: int
@@ -55,6 +59,7 @@ def recipe(
     c: Operand,
     batch: tuple[int, ...],
     *,
+    what: str,
     gpu: DeviceFacts,
     updates: bool,
     workspace_bytes: int | None,
@@ -67,6 +72,8 @@ def recipe(
         With two axes at least; c is the result, which may be of another type than the product.
     batch : tuple of int
         The broadcast batch axes.
+    what : str
+        The product in words.
     gpu : DeviceFacts
         The device.
     updates : bool
@@ -94,6 +101,7 @@ def recipe(
         choice = hopper_plan.choose(hopper, gpu.multiprocessors)
         if workspace_bytes is None or choice.workspace_bytes <= workspace_bytes:
             return Recipe(
+                what=what,
                 family="hopper",
                 steps=hopper_plan.launches(hopper, choice),
                 workspace_bytes=choice.workspace_bytes,
@@ -121,6 +129,7 @@ def recipe(
         workspace_bytes=workspace_bytes,
     )
     return Recipe(
+        what=what,
         family="portable",
         steps=portable.steps,
         workspace_bytes=portable.workspace_bytes,
@@ -179,7 +188,7 @@ def _launch(
 ) -> None:
     made = plan.recipe
     assert made is not None
-    launches = _prepared(plan, c.index)
+    launches = _prepared(made, c.index)
     with ExitStack() as held:
         scratch = 0
         if made.workspace_bytes:
@@ -194,20 +203,20 @@ def _launch(
 _preparing = threading.Lock()
 
 
-def _prepared(plan: Plan, index: int) -> tuple[Launch, ...]:
-    with _preparing:
-        return _prepare(plan, index)
-
-
 @lru_cache(maxsize=1024)
-def _prepare(plan: Plan, index: int) -> tuple[Launch, ...]:
-    assert plan.recipe is not None
-    what = f"{plan.a} @ {plan.b} -> {plan.shape} {plan.dtype}"
-    family, capability = plan.recipe.family, facts(index).capability
-    return tuple(
-        Launch(find(family, step.kernel, capability), index, step.grid, step.arguments, what=what)
-        for step in plan.recipe.steps
-    )
+def _prepared(made: Recipe, index: int) -> tuple[Launch, ...]:
+    capability = facts(index).capability
+    with _preparing:
+        return tuple(
+            Launch(
+                find(made.family, step.kernel, capability),
+                index,
+                step.grid,
+                step.arguments,
+                what=made.what,
+            )
+            for step in made.steps
+        )
 
 
 @dataclass(frozen=True, slots=True)

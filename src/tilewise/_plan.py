@@ -167,6 +167,11 @@ class Plan:
         """
         return run(self, a, b, out, stream)
 
+    @property
+    def what(self) -> str:
+        """The product, in words."""
+        return f"{self.a} @ {self.b} -> {self.shape} {self.dtype}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain numbers, strings and lists, for programs."""
         return {
@@ -213,7 +218,7 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
-            f"product    {self.a} @ {self.b} -> {self.shape} {self.dtype}",
+            f"product    {self.what}",
             f"runs on    {self.device}" + (f", {self.runs_on}" if self.runs_on else ""),
             f"method     {self.method}, sums in {self.compute_dtype}",
             *(self._in_memory() if self.schedule is None else [str(self.schedule)]),
@@ -418,6 +423,7 @@ def _on_gpu(
         operands[1].as_matrix(is_row=False),
         c,
         plan.batch,
+        what=plan.what,
         gpu=gpu,
         updates=updates,
         workspace_bytes=None if memory_bytes is None else max(memory_bytes - held, 0),

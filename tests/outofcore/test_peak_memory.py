@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,7 @@ def test_peak_memory_is_within_the_budget(
     done = subprocess.run(
         [sys.executable, "-c", CHILD, *command],
         cwd=tmp_path,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

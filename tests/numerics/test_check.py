@@ -301,22 +301,11 @@ def test_errors_of_one_sign_add_up_where_signs_would_hide_them() -> None:
         c[64:80, 128:144] = half_product(a[64:80, :-1], b[:-1, 128:144])
         found = check(a, b, c)
         assert not found
-        assert set(rows_of(found)) <= set(range(64, 80))
-        assert set(columns_of(found)) <= set(range(128, 144))
-
-
-def test_small_rows_and_columns_are_seen_beside_large_ones(
-    rng: np.random.Generator, sums_only: None
-) -> None:
-    rows, columns = 10.0 ** rng.uniform(-8, 8, (90, 1)), 10.0 ** rng.uniform(-8, 8, (1, 80))
-    a = (rows * normal(rng, 90, 60, "f8")).astype("f4")
-    b = (columns * normal(rng, 60, 80, "f8")).astype("f4")
-    c = a @ b
-    assert check(a, b, c)
-    for i, j in ((int(rows.argmin()), int(columns.argmin())), (0, 0), (41, 33)):
-        bad = c.copy()
-        bad[i, j] = np.float32(np.linalg.norm(a[i].astype("f8")) * np.linalg.norm(b[:, j]))
-        assert first_of(check(a, b, bad)) == (i, j)
+        tile = check(a[64:80], b[:, 128:144], c[64:80, 128:144])  # small enough to be recomputed
+        assert found.where is not None
+        assert tile.where is not None
+        assert found.where.elements == tile.where.elements
+        assert rows_of(found) == [64 + row for row in rows_of(tile)]
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -94,6 +94,14 @@ def test_pairs_of_wrong_top_bits_do_not_hide_each_other(
     assert found.where.elements == 4
 
 
+def test_a_single_wrong_top_bit_is_never_missed(rng: np.random.Generator, sums_only: None) -> None:
+    a, b = full_range(rng, (9, 8), "int64"), full_range(rng, (8, 7), "int64")
+    c = exact_integers(a, b, "int64")
+    c.view("u8")[4, 5] ^= np.uint64(1 << 63)
+    for seed in range(60):
+        assert wrong_only_at(check(a, b, c, rounds=1, seed=seed), (4, 5))
+
+
 @pytest.mark.parametrize("density", [0.02, 0.2])
 def test_bools_are_or_of_ands(rng: np.random.Generator, way: str, density: float) -> None:
     a, b = rng.random((40, 50)) < density, rng.random((50, 30)) < density

@@ -156,6 +156,8 @@ def gemm(
     handle = _arrays.stream_of(stream, index, a, b)
     p, q = _arrays.adopt_device(a, "a", handle), _arrays.adopt_device(b, "b", handle)
     r = _arrays.adopt_device(c, "c", handle)
+    if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
+        p, q = p.without_terms(is_left=True), q.without_terms(is_left=False)
     made = _plan_for(p, q, r, True, None, precision, None, None, False)
     _arrays.check_out(r, made.shape, made.dtype, "c", not r.is_readonly)
     _gpu.multiply(made, p, q, r, handle, *_scalars(alpha, beta, made))

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Recipe", "multiply", "multiply_host", "recipe"]
 
+#: Hopper's kernels count rows, columns and matrices in 32 bits, whole tiles at a time.
+_LARGEST_HOPPER_SIZE = 2**31 - 512
+
 _HOPPER_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -272,7 +275,7 @@ def _hopper(
         or names[0] != names[1]
         or names[0] not in ("bfloat16", "float16")
         or names[2] not in (names[0], "float32")
-        or 0 in (*sizes, *batch)
+        or not all(0 < size < _LARGEST_HOPPER_SIZE for size in (*sizes, *batch))
     ):
         return None
     return hopper_plan.Problem(

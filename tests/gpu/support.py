@@ -21,7 +21,7 @@ def upload(x: Any) -> Any:
     start = x.__array_interface__["data"][0] - low
     raw = np.ctypeslib.as_array(
         np.ctypeslib.ctypes.cast(low, np.ctypeslib.ctypes.POINTER(np.ctypeslib.ctypes.c_uint8)),
-        (max(high - low, 1),),
+        (max(high - low, x.dtype.itemsize),),
     )
     if x.dtype.isbuiltin != 1:
         import torch

@@ -327,7 +327,7 @@ def test_B13_B14_B15_broadcasts_transposes_and_nothing(rng: Any) -> None:
     for b in (
         cupy.broadcast_to(row[:, None], (300, 300)),
         cupy.broadcast_to(row, (300, 300)),
-        cupy.broadcast_to(cupy.float32(2), (300, 300)),
+        cupy.broadcast_to(cupy.ones((), np.float32), (300, 300)),
     ):
         assert (tw.matmul(a, b).get() == exact(a.get(), b.get())).all()
     cube = cupy.asarray(small_integers(rng, (6, 6, 6), np.float32))

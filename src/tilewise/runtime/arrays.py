@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,11 @@ class DeviceArray:
         low = self.pointer + sum(step for step in steps if step < 0)
         high = self.pointer + sum(step for step in steps if step > 0) + self.dtype.itemsize
         return low, high
+
+    def without_terms(self, *, is_left: bool) -> DeviceArray:
+        """Return the operand of an empty sum: the same one with K = 0."""
+        axis = len(self.shape) - (1 if is_left or len(self.shape) == 1 else 2)
+        return replace(self, shape=(*self.shape[:axis], 0, *self.shape[axis + 1 :]))
 
     def overlaps(self, other: DeviceArray) -> bool:
         """Whether both may share memory; told by their extents."""

@@ -9,10 +9,12 @@ from tilewise.errors import DeviceError, OptionError
 from . import driver
 from .device import current
 
-__all__ = ["DEFAULT", "handle_of", "identity", "synchronize"]
+__all__ = ["DEFAULT", "follow", "handle_of", "identity", "synchronize"]
 
 #: CUDA's default stream, by the name that means it whatever a process was compiled with.
 DEFAULT = 1
+
+_WITHOUT_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 
 #: The null, the legacy default and the per-thread default stream have no device of their own.
 _WITHOUT_DEVICE = (0, 1, 2)
@@ -73,6 +75,18 @@ def identity(handle: int, index: int) -> int | None:
         if status == 0 and int(mode) != 0:
             return None
         return int(driver.check(cuda.cuStreamGetId(handle), "asking for a stream's identity"))
+
+
+def follow(handle: int, other: int, index: int) -> None:
+    """Let what comes on a stream wait for what is on another now."""
+    with current(index) as cuda:
+        doing = f"ordering streams of cuda:{index}"
+        event = driver.check(cuda.cuEventCreate(_WITHOUT_TIMING), doing)
+        try:
+            driver.check(cuda.cuEventRecord(event, other), doing)
+            driver.check(cuda.cuStreamWaitEvent(handle, event, 0), doing)
+        finally:
+            cuda.cuEventDestroy(event)
 
 
 def synchronize(handle: int, index: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks import hopper
 from benchmarks.harness import RESULTS, machine
-from tilewise.kernels.hopper_plan import TIMES, Problem, Strides, Times, choices
+from tilewise.kernels.hopper_plan import Choice, Problem, Strides, choices
+from tilewise.kernels.hopper_table import TIMES, Times
 from tilewise.runtime import device
 
 SHAPES = (
@@ -98,7 +99,7 @@ def measured(m: int, n: int, k: int) -> list[Row]:
     """Return the microseconds of each choice for one product."""
     with hopper.operands(m, n, k, "NN", "bfloat16") as sets:
         p = hopper.problem(*sets[0])
-        every = {choice.kernel.name: choice for choice in choices(p) if not choice.is_transposed}
+        every = {choice.kernel.name: choice for choice in plain(p)}
         calls = {
             name: [hopper.prepare(p, choice, *tensors) for tensors in sets]
             for name, choice in every.items()
@@ -143,8 +144,13 @@ def misfit(rows: list[Row], times: Times) -> NDArray[np.float64]:
 
 
 def expected(p: Problem, name: str, times: Times) -> float:
-    found = (c for c in choices(p, times=times) if c.kernel.name == name and not c.is_transposed)
-    return next(found).expected_us
+    return next(x for x in plain(p, times) if x.kernel.name == name).expected_us
+
+
+def plain(p: Problem, times: Times | None = None) -> Iterator[Choice]:
+    """Yield the choices of one launch, whose times are those of one kernel."""
+    every = choices(p, times=times)
+    return (choice for choice in every if not choice.is_transposed and not choice.strips)
 
 
 def regrets(rows: list[Row], times: Times) -> list[float]:

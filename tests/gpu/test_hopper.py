@@ -394,9 +394,10 @@ def test_a_product_that_starts_early_waits_for_the_one_before() -> None:
     filled(one, 1, -100, 100)
     p = problem(one, b, two)
     for choice in choices(p):
-        (step,) = launches(p, choice)
-        built = kernels.find("hopper", step.kernel, (9, 0))
-        launch = Launch(built, 0, step.grid, step.arguments)
+        prepared = []
+        for step in launches(p, choice):
+            built = kernels.find("hopper", step.kernel, (9, 0))
+            prepared.append((step, Launch(built, 0, step.grid, step.arguments)))
         stream = streams.DEFAULT
         with ExitStack() as held:
             places = [
@@ -407,7 +408,9 @@ def test_a_product_that_starts_early_waits_for_the_one_before() -> None:
             at = [x.pointer + y.first * 2 for x, y in zip(places, (one, b, two), strict=True)]
             for turn in range(turns):
                 source, target = (at[0], at[2]) if turn % 2 == 0 else (at[2], at[0])
-                launch(stream, (source, at[1], target), (1.0,))
+                for step, launch in prepared:
+                    given = tuple((source, at[1], target)[i] for i in step.operands)
+                    launch(stream, given, (1.0, 0.0)[: step.numbers])
             flat = np.empty_like(one.flat)
             memory.read(places[0], flat.view(np.uint8), stream)
         found = as_strided(flat[one.first :], one.view.shape, one.view.strides)

@@ -9,7 +9,7 @@ import pytest
 from tilewise import kernels
 from tilewise.errors import DeviceError
 from tilewise.kernels import compile as compiler
-from tilewise.kernels.hopper_plan import KERNELS
+from tilewise.kernels.hopper_table import KERNELS
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"

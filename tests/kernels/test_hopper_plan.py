@@ -19,18 +19,17 @@ from numpy.typing import NDArray
 
 from tilewise.kernels import hopper_plan
 from tilewise.kernels.hopper_plan import (
-    KERNELS,
     LEAST_PIECE,
     LONGEST_CHAIN,
     MOST_PIECES,
     Problem,
     Strides,
-    Times,
     chains,
     choices,
     choose,
     launches,
 )
+from tilewise.kernels.hopper_table import KERNELS, Kernel, Times
 from tilewise.runtime.arguments import Number, Pointer, Tensor
 
 MARGIN = 64
@@ -98,7 +97,7 @@ def test_every_choice_sums_in_the_order_that_k_alone_decides(
         ((128, 4096, 7168), "64x64"),
         ((8192, 64, 8192), "64x64"),
         ((3072, 3072, 3072), "192x128"),
-        ((4097, 4097, 4097), "192x128"),
+        ((4097, 4097, 4097), "128x256"),
         ((777, 3333, 5555), "128x256"),
     ],
 )
@@ -106,6 +105,22 @@ def test_the_tiles_that_were_measured_fastest_are_chosen(
     sizes: tuple[int, int, int], fastest: str
 ) -> None:
     assert tile(choose(problem(*sizes))) == fastest
+
+
+@pytest.mark.parametrize("pitch", [4097, 4104])
+def test_what_sticks_out_over_whole_tiles_is_a_product_of_its_own(pitch: int) -> None:
+    n = 4097
+    strides = Strides(0, 0, pitch, 1)
+    p = Problem(m=n, n=n, k=n, a=strides, b=strides, c=strides)
+    choice = choose(p)
+    assert (choice.rows, choice.cols) == ((0, n), (0, 4096))
+    (strip,) = choice.strips
+    assert (strip.rows, strip.cols) == ((0, n), (4096, n))
+    assert choice.kernel.way == ("mapped" if pitch % 8 == 0 else "any")
+    assert strip.kernel.way == "any"
+    assert choice.packs_a == choice.packs_b == (pitch == n)
+    whole = min(x.expected_us for x in choices(p) if not x.strips)
+    assert choice.expected_us < 0.97 * whole
 
 
 def test_a_few_columns_are_read_as_a_few_rows() -> None:
@@ -188,7 +203,7 @@ def test_names_tell_kernels_apart() -> None:
     assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
 
 
-sizes_1_to_70 = st.integers(1, 70)
+some_sizes = st.integers(1, 70) | st.sampled_from([65, 129, 136, 194, 257, 264])
 
 
 @st.composite
@@ -213,7 +228,7 @@ def steps(draw: st.DrawFn, rows: int, columns: int, *, repeats: bool) -> tuple[i
 def test_launches_make_the_product_and_touch_nothing_else(
     data: st.DataObject, out: str, has_beta: bool, is_long: bool
 ) -> None:
-    m, n, k = data.draw(st.tuples(sizes_1_to_70, sizes_1_to_70, sizes_1_to_70))
+    m, n, k = data.draw(st.tuples(some_sizes, some_sizes, st.integers(1, 70)))
     k = k + 130 if is_long else k
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     outer, inner = data.draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 3)]))
@@ -299,7 +314,7 @@ def carry_out(
             x: Pointer | Tensor, kind: type, flats: Any = flats, firsts: Any = firsts
         ) -> tuple[NDArray[Any], int]:
             flat = flats[x.operand].view(kind)
-            assert x.offset_bytes % 256 == 0
+            assert x.offset_bytes % flat.itemsize == 0
             return flat, firsts[x.operand] + x.offset_bytes // flat.itemsize
 
         values = {
@@ -313,7 +328,8 @@ def carry_out(
         elif step.kernel.startswith("add_pieces"):
             _add_pieces(p, values, flat_of)
         else:
-            _multiply(p, choice, values, flat_of)
+            kernel = next(kernel for kernel in KERNELS if kernel.name == step.kernel)
+            _multiply(kernel, values, flat_of)
 
 
 def _pack(x: Mapping[str, Any], flat_of: Any) -> None:
@@ -329,8 +345,7 @@ def _pack(x: Mapping[str, Any], flat_of: Any) -> None:
     strided(target, start, shape, place)[...] = strided(source, first, shape, steps)
 
 
-def _multiply(p: Problem, choice: hopper_plan.Choice, x: Mapping[str, Any], flat_of: Any) -> None:
-    kernel = choice.kernel
+def _multiply(kernel: Kernel, x: Mapping[str, Any], flat_of: Any) -> None:
     m, n, k = x["m"], x["n"], x["k"]
     a = _stack(x, "a", flat_of, (m, k) if kernel.a_along_k else (k, m))
     b = _stack(x, "b", flat_of, (n, k) if kernel.b_along_k else (k, n))
@@ -388,6 +403,15 @@ def _add_pieces(p: Problem, x: Mapping[str, Any], flat_of: Any) -> None:
     steps = (x["c_outer"], x["c_inner"], x["c_row"], x["c_col"])
     view = strided(c, start, shape, steps)
     view[...] = x["alpha"] * total + (x["beta"] * view if x["beta"] else 0)
+
+
+def test_strips_and_bulk_cover_a_result_once() -> None:
+    for m, n in ((65, 257), (193, 129), (300, 264), (4097, 4097), (2050, 1025)):
+        for choice in choices(problem(m, n, 72)):
+            covered = np.zeros((m, n), np.int8)
+            for part in (choice, *choice.strips):
+                covered[slice(*part.rows), slice(*part.cols)] += 1
+            assert (covered == 1).all()
 
 
 def test_the_workspace_is_what_packing_and_pieces_take() -> None:

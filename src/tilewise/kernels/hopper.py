@@ -37,7 +37,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .compile import Variant
 from .hopper_passes import add_pieces, pack, write
-from .hopper_plan import KERNELS, PACKED_TILE, SUMMED_TILE, Kernel
+from .hopper_table import KERNELS, PACKED_TILE, SUMMED_TILE, Kernel
 
 __all__ = ["multiply", "multiply_any", "variants"]
 
@@ -134,7 +134,7 @@ def multiply_any(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Return every kernel of `hopper_plan.KERNELS`, and those around them, for sm_90a."""
+    """Return every kernel of `hopper_table.KERNELS`, and those around them, for sm_90a."""
     passes = [_pass_variant("pack_16", pack, "i16", PACKED_TILE)]
     for dtype in ("bf16", "fp16"):
         passes.append(_pass_variant(f"add_pieces_{dtype}", add_pieces, dtype, SUMMED_TILE))

@@ -1,40 +1,32 @@
 """Which of Hopper's kernels compute a product of bfloat16 or float16, how, and how long it takes.
 
-Pure: shapes, types and strides in, names, grids and arguments out. `choose` weighs tiles, and the
-two ways of adding up a long K; `launches` spells a choice out for `runtime.launch`. The times it
-weighs by are fitted to measurements, and ``hopper_times.json`` says where those come from. The
-device code is in ``hopper``.
+Pure: shapes, types and strides in, names, grids and arguments out. `choose` weighs tiles, strips
+and the two ways of adding up a long K by the times of ``hopper_table``; `launches` spells a choice
+out for `runtime.launch`. The device code is in ``hopper``.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
-from typing import Literal
+from typing import ClassVar
 
 from tilewise.runtime.arguments import Argument, Number, Pointer, Tensor
 
+from .hopper_table import KERNELS, PACKED_TILE, SUMMED_TILE, Kernel, Times
+
 __all__ = [
-    "KERNELS",
-    "TIMES",
     "Choice",
-    "Kernel",
     "Problem",
     "Step",
     "Strides",
-    "Times",
     "chains",
     "choices",
     "choose",
     "launches",
 ]
-
-Way = Literal["mapped", "any", "promoted"]
-_Arguments = dict[str, Argument]
 
 #: The longest K that is one chain of sums. Large products run at full rate only so: the tiles that
 #: are fastest leave no registers for a second accumulator.
@@ -44,75 +36,17 @@ LONGEST_CHAIN = 16384
 LEAST_PIECE = 1536
 MOST_PIECES = 128
 
-#: Where the times of one machine are kept; written by ``python -m benchmarks hopper``.
-TIMES = Path(__file__).parent / "hopper_times.json"
+#: What sticks out over whole tiles by no more than this can be a product of its own.
+WIDEST_STRIP = 64
 
 _TILE_K = 64
 _ITEM_BYTES = 2
 _VECTOR = 8  # elements in the 16 bytes that strides and addresses are multiples of for TMA
 _LINE = 64  # elements in 128 bytes: rows of packed operands start on lines
-PACKED_TILE = (4, 1024)
-SUMMED_TILE = (4, 32)
 _MOST_BLOCKS = 2**31 - 1
 _MOST_STEP = 2**39  # a tensor map holds steps of less than 2^40 bytes
 
-#: Rows, columns and stages of each kernel's tiles. Stages fill the shared memory that is left
-#: beside the buffers of C. Tiles of less than 64 rows read no more rows of A than they have.
-_TILES: dict[Way, tuple[tuple[int, int, int], ...]] = {
-    "mapped": (
-        *((128, 256, 4), (192, 128, 4), (128, 128, 6)),
-        *((64, 128, 8), (64, 64, 12), (32, 64, 12), (16, 64, 12)),
-    ),
-    "any": ((128, 256, 4), (192, 128, 4), (64, 128, 7), (64, 64, 10), (16, 64, 10)),
-    "promoted": ((192, 128, 4),),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """One compiled kernel that multiplies.
-
-    ``way`` is how C comes about: "mapped" writes it by TMA, in the operands' type; "any" writes any
-    strides, float32 too, adds beta·C, and can leave pieces of K apart; "promoted" is "any" that
-    adds the pieces up in registers.
-    """
-
-    dtype: str
-    tile_m: int
-    tile_n: int
-    stages: int
-    a_along_k: bool
-    b_along_k: bool
-    way: Way
-
-    @property
-    def name(self) -> str:
-        order = f"{'k' if self.a_along_k else 'm'}{'k' if self.b_along_k else 'n'}"
-        return f"{self.dtype}_{order}_{self.tile_m}x{self.tile_n}x{self.stages}_{self.way}"
-
-    @property
-    def rows(self) -> int:
-        """Rows of C that a tile computes, whether it reads as many or not."""
-        return max(64, self.tile_m)
-
-
-KERNELS = tuple(
-    Kernel(
-        dtype=dtype,
-        tile_m=tile_m,
-        tile_n=tile_n,
-        stages=stages,
-        a_along_k=a_along_k,
-        b_along_k=b_along_k,
-        way=way,
-    )
-    for dtype in ("bf16", "fp16")
-    for a_along_k in (True, False)
-    for b_along_k in (True, False)
-    for way, tiles in _TILES.items()
-    for tile_m, tile_n, stages in tiles
-    if a_along_k or tile_m >= 64  # TMA writes short rows of k×m without the gaps that wgmma wants
-)
+_Arguments = dict[str, Argument]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +98,19 @@ class Problem:
 class Choice:
     """How a problem is computed, and what that is expected to take.
 
-    ``is_transposed``: rows and columns change places first. ``packs_a`` and ``packs_b`` are then of
-    the transposed problem. Chains are ``piece_k`` of K long, and ``parts`` of them are left apart,
-    to be added up by a launch of their own. ``group`` rows of tiles are walked at a time.
+    ``is_transposed``: rows and columns change places first, and all that follows is of the
+    transposed problem. The kernel computes ``rows`` and ``cols`` of C, each from where to where;
+    what is beyond them is left to ``strips``. Chains are ``piece_k`` of K long, and ``parts`` of
+    them are left apart, to be added up by a launch of their own. ``group`` rows of tiles are walked
+    at a time. Microseconds and bytes are of all of it.
     """
 
     kernel: Kernel
     is_transposed: bool
     packs_a: bool
     packs_b: bool
+    rows: tuple[int, int]
+    cols: tuple[int, int]
     piece_k: int
     parts: int
     group: int
@@ -180,6 +118,7 @@ class Choice:
     expected_us: float
     workspace_bytes: int
     why: str
+    strips: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,33 +134,6 @@ class Step:
     arguments: Mapping[str, Argument]
     operands: tuple[int, ...]
     numbers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """What the time of a product is made of, on one kind of GPU.
-
-    A tile costs ``tile_us`` and, for each 64 of K, ``step_us``; with more than one tile for each of
-    ``multiprocessors`` the chip's power allows ``flop_per_us`` in all. Memory and L2 cache give
-    ``memory_bytes_per_us`` and ``cache_bytes_per_us``; operands whose rows do not start on lines of
-    128 bytes count ``broken_line`` times there. Writing C element by element costs
-    ``any_us`` for each element of a tile, adding up pieces in registers ``promoted`` times the
-    steps, a launch ``launch_us``.
-    """
-
-    launch_us: float
-    memory_bytes_per_us: float
-    cache_bytes_per_us: float
-    flop_per_us: float
-    broken_line: float
-    any_us: float
-    promoted: float
-    multiprocessors: int
-    tiles: Mapping[str, tuple[float, float]]  #: step_us and tile_us, by what a tile computes
-
-    @classmethod
-    def read(cls, path: Path = TIMES) -> Times:
-        return cls(**json.loads(path.read_text())["times"])
 
 
 def choose(problem: Problem, multiprocessors: int = 132, times: Times | None = None) -> Choice:
@@ -248,7 +160,7 @@ def choices(
     problem: Problem, multiprocessors: int = 132, times: Times | None = None
 ) -> Iterator[Choice]:
     """Yield every way to compute a product; see `choose`."""
-    times = times or _default_times()
+    times = times or Times.of_h200()
     # C is best written along its rows; reading a few rows of A instead of a few columns of B can be
     # worth more.
     c, m, n = problem.c, problem.m, problem.n
@@ -276,44 +188,219 @@ def launches(problem: Problem, choice: Choice) -> tuple[Step, ...]:
     product alone until it is done.
     """
     p = problem.transposed if choice.is_transposed else problem
-    kernel = choice.kernel
-    room = _Room()
+    kernel, room = choice.kernel, _Room()
     steps: list[Step] = []
-    a, b, c = Pointer(0), Pointer(1), Pointer(2)
-    if choice.is_transposed:
-        a, b = b, a
-    common: _Arguments = {"m": p.m, "n": p.n, "k": p.k, "outer": p.outer, "inner": p.inner}
-    common["group"] = choice.group
-    # B is described as its transpose, n×k, like A.
-    for name, pointer, strides, rows, packs, along_k in (
-        ("a", a, p.a, p.m, choice.packs_a, kernel.a_along_k),
-        ("b", b, p.b.transposed, p.n, choice.packs_b, kernel.b_along_k),
+    a, b = (Pointer(1), Pointer(0)) if choice.is_transposed else (Pointer(0), Pointer(1))
+    if choice.packs_a:
+        step, a, strides = _pack(p, a, p.a, p.m, kernel.a_along_k, room)
+        steps.append(step)
+        p = replace(p, a=strides)
+    if choice.packs_b:
+        step, b, strides = _pack(p, b, p.b.transposed, p.n, kernel.b_along_k, room)
+        steps.append(step)
+        p = replace(p, b=strides.transposed)
+    for part in (choice, *choice.strips):
+        steps += _product(p, part, a, b, room)
+    return tuple(steps)
+
+
+@dataclass(slots=True)
+class _Room:
+    """The workspace, as it is taken piece by piece."""
+
+    nbytes: int = 0
+    STEP: ClassVar[int] = 256
+
+    def take(self, nbytes: int) -> Pointer:
+        pointer = Pointer(3, self.nbytes)
+        self.nbytes = _round_up(self.nbytes + nbytes, self.STEP)
+        return pointer
+
+
+def _choices(
+    problem: Problem, is_transposed: bool, multiprocessors: int, times: Times
+) -> Iterator[Choice]:
+    p = problem.transposed if is_transposed else problem
+    a_along_k, a_fits = _order(p.a, p, p.m)
+    b_along_k, b_fits = _order(p.b.transposed, p, p.n)
+    room, packing_us = _Room(), 0.0
+    if not a_fits:
+        packing_us += _packing_us(p, p.a, p.m, times)
+        p = replace(p, a=_packed(p, p.a, p.m, a_along_k, room))
+    if not b_fits:
+        packing_us += _packing_us(p, p.b, p.n, times)
+        p = replace(p, b=_packed(p, p.b.transposed, p.n, b_along_k, room).transposed)
+    how = (p.dtype, a_along_k, b_along_k)
+    kernels = [k for k in KERNELS if (k.dtype, k.a_along_k, k.b_along_k) == how]
+    base = Choice(
+        kernel=kernels[0],
+        is_transposed=is_transposed,
+        packs_a=not a_fits,
+        packs_b=not b_fits,
+        rows=(0, p.m),
+        cols=(0, p.n),
+        piece_k=chains(p.k)[1],
+        parts=1,
+        group=1,
+        blocks=1,
+        expected_us=packing_us,
+        workspace_bytes=room.nbytes,
+        why="",
+    )
+    strip_at: dict[tuple[tuple[int, int], tuple[int, int]], Choice] = {}
+    for kernel in kernels:
+        bottoms = {p.m, _whole_tiles(p.m, kernel.rows)}
+        rights = {p.n, _whole_tiles(p.n, kernel.tile_n)}
+        for bottom, right in itertools.product(bottoms, rights):
+            places = [((0, p.m), (right, p.n)), ((bottom, p.m), (0, right))]
+            places = [place for place in places if all(end > begin for begin, end in place)]
+            if places and chains(p.k)[0] > 1:
+                continue
+            here = replace(base, rows=(0, bottom), cols=(0, right))
+            bulk = _single(p, kernel, here, multiprocessors, times)
+            if bulk is None:
+                continue
+            for rows, cols in places:
+                if (rows, cols) not in strip_at:
+                    here = replace(base, rows=rows, cols=cols, expected_us=0.0)
+                    every = (_single(p, other, here, multiprocessors, times) for other in kernels)
+                    fastest = min((x for x in every if x), key=lambda x: x.expected_us)
+                    strip_at[rows, cols] = fastest
+            strips = [strip_at[place] for place in places]
+            us = bulk.expected_us + sum(strip.expected_us for strip in strips)
+            why = f"{bulk.why}; {len(strips)} strips" if strips else bulk.why
+            yield replace(bulk, strips=tuple(strips), expected_us=us, why=why)
+
+
+def _single(
+    p: Problem, kernel: Kernel, base: Choice, multiprocessors: int, times: Times
+) -> Choice | None:
+    """Return how one kernel computes the rows and columns of ``base``, if it can."""
+    p = _cut(p, base)
+    pieces, _ = chains(p.k)
+    is_plain = pieces == 1 and not p.has_beta and p.out == p.dtype
+    # TMA reads to the element, but writes rows in whole vectors, over what lies behind C.
+    is_mapped = is_plain and p.n % _VECTOR == 0 and _fits_tma(p.c, p, p.m, p.n)
+    if (
+        (kernel.way == "mapped") != is_mapped
+        or (kernel.way == "promoted" and pieces == 1)
+        or (kernel.tile_m < kernel.rows and p.m > kernel.tile_m)
     ):
-        if packs:
-            step, pointer, strides = _pack(p, pointer, strides, rows, along_k, room)
-            steps.append(step)
+        return None
+    parts = pieces if kernel.way == "any" else 1
+    items = math.ceil(p.m / kernel.rows) * math.ceil(p.n / kernel.tile_n)
+    items *= p.outer * p.inner * parts
+    us, why = _weigh(p, kernel, parts, items, multiprocessors, times)
+    parts_bytes = _parts_bytes(p, parts) if parts > 1 else 0
+    return replace(
+        base,
+        kernel=kernel,
+        parts=parts,
+        # A wave of tiles about as wide as it is high reads the least of A and B.
+        group=max(1, round(math.sqrt(multiprocessors * kernel.tile_n / kernel.rows))),
+        blocks=min(items, multiprocessors),
+        expected_us=base.expected_us + us,
+        workspace_bytes=base.workspace_bytes + _round_up(parts_bytes, _Room.STEP),
+        why=why,
+    )
+
+
+def _weigh(
+    p: Problem, kernel: Kernel, parts: int, items: int, multiprocessors: int, times: Times
+) -> tuple[float, str]:
+    """Return the microseconds of a product without packing, and what it is bound by."""
+    rows, columns = kernel.rows, kernel.tile_n
+    waves = math.ceil(items / multiprocessors)
+    share = multiprocessors / times.multiprocessors
+    step_us, tile_us = times.tiles[f"{rows}x{columns}"]
+    if kernel.way == "promoted":
+        step_us *= times.promoted
+    if kernel.way != "mapped":
+        tile_us += times.any_us * rows * columns
+    steps = math.ceil((chains(p.k)[1] if parts > 1 else p.k) / _TILE_K)
+    flop = 2 * waves * multiprocessors * rows * columns * steps * _TILE_K
+    moved = p.m * p.n * p.outer * p.inner * (4 if p.out == "fp32" else 2) * (1 + p.has_beta)
+    moved += _operand_bytes(p, p.a, p.m) + _operand_bytes(p, p.b, p.n)
+    a_pitch = p.a.row if kernel.a_along_k else p.a.col
+    b_pitch = p.b.col if kernel.b_along_k else p.b.row
+    lines = kernel.tile_m * (1 if a_pitch % _LINE == 0 else times.broken_line)
+    lines += columns * (1 if b_pitch % _LINE == 0 else times.broken_line)
+    us = times.launch_us
+    if parts > 1:
+        moved += _parts_bytes(p, parts)
+        us += times.launch_us + _parts_bytes(p, parts) / times.memory_bytes_per_us
+    cached = items * steps * lines * _TILE_K * _ITEM_BYTES
+    bounds = {
+        "the multiprocessors": waves * (tile_us + steps * step_us),
+        "power": flop / (times.flop_per_us * share) if waves > 1 else 0.0,
+        "memory": moved / times.memory_bytes_per_us,
+        "the L2 cache": cached / (times.cache_bytes_per_us * share),
+    }
+    # Where two bounds are close, both are felt: a power mean instead of the largest.
+    us += sum(bound**8 for bound in bounds.values()) ** (1 / 8)
+    largest = max(bounds, key=lambda name: bounds[name])
+    return us, f"{items} tiles of {rows}x{columns} in {waves} waves, bound by {largest}"
+
+
+def _packing_us(p: Problem, strides: Strides, rows: int, times: Times) -> float:
+    return times.launch_us + 2 * _operand_bytes(p, strides, rows) / times.memory_bytes_per_us
+
+
+def _whole_tiles(size: int, tile: int) -> int:
+    """Return how much of a side whole tiles cover, if what is left makes a strip."""
+    rest = size % tile
+    return size - rest if size > tile and rest <= WIDEST_STRIP else size
+
+
+def _cut(p: Problem, part: Choice) -> Problem:
+    """Return the product of a part of the rows and columns."""
+    (top, bottom), (left, right) = part.rows, part.cols
+    a = replace(p.a, is_aligned=p.a.is_aligned and top * p.a.row % _VECTOR == 0)
+    b = replace(p.b, is_aligned=p.b.is_aligned and left * p.b.col % _VECTOR == 0)
+    place = top * p.c.row + left * p.c.col
+    c = replace(p.c, is_aligned=p.c.is_aligned and place % _VECTOR == 0)
+    return replace(p, m=bottom - top, n=right - left, a=a, b=b, c=c)
+
+
+def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: _Room) -> Iterator[Step]:
+    """Yield the launches that compute a part of C from operands that TMA can read."""
+    kernel, (top, _), (left, _) = part.kernel, part.rows, part.cols
+    wide = p.out == "fp32"
+    a = _moved(a, top * p.a.row * _ITEM_BYTES)
+    b = _moved(b, left * p.b.col * _ITEM_BYTES)
+    c = Pointer(2, (top * p.c.row + left * p.c.col) * (4 if wide else _ITEM_BYTES))
+    p = _cut(p, part)
+    common: _Arguments = {"m": p.m, "n": p.n, "k": p.k, "outer": p.outer, "inner": p.inner}
+    common["group"] = part.group
+    # B is described as its transpose, n×k, like A.
+    for name, pointer, strides, rows, along_k in (
+        ("a", a, p.a, p.m, kernel.a_along_k),
+        ("b", b, p.b.transposed, p.n, kernel.b_along_k),
+    ):
         common[name] = _tensor(p, pointer, strides, rows, p.k, along_k)
         outer, inner = _stacked(p, strides)
         common |= {f"{name}_outer": int(outer > 1), f"{name}_inner": int(inner > 1)}
     if kernel.way == "mapped":
         mapped: _Arguments = {"c": _tensor(p, c, p.c, p.m, p.n, True), "alpha": Number(0)}
-        return (*steps, _step(kernel.name, choice.blocks, common | mapped))
+        yield _step(kernel.name, part.blocks, common | mapped)
+        return
     out: _Arguments = {
         "c": c,
         "alpha": Number(0),
         "beta": Number(1),
-        "is_wide": int(p.out == "fp32"),
+        "is_wide": int(wide),
         "c_outer": p.c.outer,
         "c_inner": p.c.inner,
         "c_row": p.c.row,
         "c_col": p.c.col,
     }
-    common |= {"pieces": choice.parts, "piece_k": choice.piece_k}
-    if choice.parts == 1:
-        return (*steps, _step(kernel.name, choice.blocks, common | out | {"c_piece": 0}))
+    common |= {"pieces": part.parts, "piece_k": part.piece_k}
+    if part.parts == 1:
+        yield _step(kernel.name, part.blocks, common | out | {"c_piece": 0})
+        return
     row = _round_up(p.n, _VECTOR)
-    piece, matrix = p.m * row, p.m * row * choice.parts
-    parts = room.take(4 * matrix * p.outer * p.inner)
+    piece, matrix = p.m * row, p.m * row * part.parts
+    parts = room.take(_parts_bytes(p, part.parts))
     apart: _Arguments = {
         "c": parts,
         "alpha": 1.0,
@@ -325,6 +412,7 @@ def launches(problem: Problem, choice: Choice) -> tuple[Step, ...]:
         "c_row": row,
         "c_col": 1,
     }
+    yield _step(kernel.name, part.blocks, common | apart)
     sums: _Arguments = {
         "parts": parts,
         "part_matrix": matrix,
@@ -333,116 +421,15 @@ def launches(problem: Problem, choice: Choice) -> tuple[Step, ...]:
         "m": p.m,
         "n": p.n,
         "inner": p.inner,
-        "pieces": choice.parts,
+        "pieces": part.parts,
     }
-    high, wide = SUMMED_TILE
-    tiles = math.ceil(p.m / high) * math.ceil(p.n / wide) * p.outer * p.inner
-    steps.append(_step(kernel.name, choice.blocks, common | apart))
-    return (*steps, _step(f"add_pieces_{p.dtype}", tiles, sums | out))
+    high, broad = SUMMED_TILE
+    tiles = math.ceil(p.m / high) * math.ceil(p.n / broad) * p.outer * p.inner
+    yield _step(f"add_pieces_{p.dtype}", tiles, sums | out)
 
 
-@dataclass(slots=True)
-class _Room:
-    """The workspace, as it is taken piece by piece."""
-
-    nbytes: int = 0
-
-    def take(self, nbytes: int) -> Pointer:
-        pointer = Pointer(3, self.nbytes)
-        self.nbytes = _round_up(self.nbytes + nbytes, 256)
-        return pointer
-
-
-def _choices(
-    problem: Problem, is_transposed: bool, multiprocessors: int, times: Times
-) -> Iterator[Choice]:
-    p = problem.transposed if is_transposed else problem
-    pieces, piece_k = chains(p.k)
-    is_plain = pieces == 1 and not p.has_beta and p.out == p.dtype
-    # TMA reads to the element, but writes rows in whole vectors, over what lies behind C.
-    is_mapped = is_plain and p.n % _VECTOR == 0 and _fits_tma(p.c, p, p.m, p.n)
-    a_along_k, a_fits = _order(p.a, p, p.m)
-    b_along_k, b_fits = _order(p.b.transposed, p, p.n)
-    for kernel in KERNELS:
-        if (kernel.dtype, kernel.a_along_k, kernel.b_along_k) != (p.dtype, a_along_k, b_along_k):
-            continue  # packing keeps the order of the axes
-        if (kernel.way == "mapped") != is_mapped or (kernel.way == "promoted" and pieces == 1):
-            continue
-        if kernel.tile_m < kernel.rows and p.m > kernel.tile_m:
-            continue
-        parts = pieces if kernel.way == "any" else 1
-        items = math.ceil(p.m / kernel.rows) * math.ceil(p.n / kernel.tile_n)
-        items *= p.outer * p.inner * parts
-        choice = Choice(
-            kernel=kernel,
-            is_transposed=is_transposed,
-            packs_a=not a_fits,
-            packs_b=not b_fits,
-            piece_k=piece_k,
-            parts=parts,
-            # A wave of tiles about as wide as it is high reads the least of A and B.
-            group=max(1, round(math.sqrt(multiprocessors * kernel.tile_n / kernel.rows))),
-            blocks=min(items, multiprocessors),
-            expected_us=0.0,
-            workspace_bytes=0,
-            why="",
-        )
-        us, nbytes, why = _weigh(p, choice, items, multiprocessors, times)
-        yield replace(choice, expected_us=us, workspace_bytes=nbytes, why=why)
-
-
-def _weigh(
-    p: Problem, choice: Choice, items: int, multiprocessors: int, times: Times
-) -> tuple[float, int, str]:
-    """Return the microseconds of a choice, the bytes of its workspace, and what it is bound by."""
-    kernel = choice.kernel
-    rows, columns = kernel.rows, kernel.tile_n
-    waves = math.ceil(items / multiprocessors)
-    share = multiprocessors / times.multiprocessors
-    step_us, tile_us = times.tiles[f"{rows}x{columns}"]
-    if kernel.way == "promoted":
-        step_us *= times.promoted
-    if kernel.way != "mapped":
-        tile_us += times.any_us * rows * columns
-    steps = math.ceil((choice.piece_k if choice.parts > 1 else p.k) / _TILE_K)
-    flop = 2 * waves * multiprocessors * rows * columns * steps * _TILE_K
-
-    room, us = _Room(), times.launch_us
-    moved = p.m * p.n * p.outer * p.inner * (4 if p.out == "fp32" else 2) * (1 + p.has_beta)
-    lines = 0.0
-    for packs, along_k, strides, high, tile in (
-        (choice.packs_a, kernel.a_along_k, p.a, p.m, kernel.tile_m),
-        (choice.packs_b, kernel.b_along_k, p.b.transposed, p.n, columns),
-    ):
-        nbytes = math.prod(_stacked(p, strides)) * high * p.k * _ITEM_BYTES
-        moved += nbytes
-        pitch = strides.row if along_k else strides.col
-        lines += tile * (1 if packs or pitch % _LINE == 0 else times.broken_line)
-        if packs:
-            room.take(_packed_bytes(p, strides, high, along_k))
-            us += times.launch_us + 2 * nbytes / times.memory_bytes_per_us
-    if choice.parts > 1:
-        parts_bytes = 4 * p.outer * p.inner * choice.parts * p.m * _round_up(p.n, _VECTOR)
-        room.take(parts_bytes)
-        us += times.launch_us + parts_bytes / times.memory_bytes_per_us
-        moved += parts_bytes
-    cached = items * steps * lines * _TILE_K * _ITEM_BYTES
-    bounds = {
-        "the multiprocessors": waves * (tile_us + steps * step_us),
-        "power": flop / (times.flop_per_us * share) if waves > 1 else 0.0,
-        "memory": moved / times.memory_bytes_per_us,
-        "the L2 cache": cached / (times.cache_bytes_per_us * share),
-    }
-    # Where two bounds are close, both are felt: a power mean instead of the largest.
-    us += sum(bound**8 for bound in bounds.values()) ** (1 / 8)
-    largest = max(bounds, key=lambda name: bounds[name])
-    why = f"{items} tiles of {rows}x{columns} in {waves} waves, bound by {largest}"
-    return us, room.nbytes, why
-
-
-@lru_cache(maxsize=1)
-def _default_times() -> Times:
-    return Times.read()
+def _moved(pointer: Pointer, nbytes: int) -> Pointer:
+    return replace(pointer, offset_bytes=pointer.offset_bytes + nbytes)
 
 
 def _step(kernel: str, blocks: int, arguments: Mapping[str, Argument]) -> Step:
@@ -462,8 +449,8 @@ def _pack(
     """Return the launch that packs an operand, given as rows×k; where the copy is; its strides."""
     high, wide = (rows, p.k) if along_k else (p.k, rows)
     outer, inner = _stacked(p, strides)
-    target = room.take(_packed_bytes(p, strides, rows, along_k))
-    pitch = _round_up(wide, _LINE)
+    target = Pointer(3, room.nbytes)
+    packed = _packed(p, strides, rows, along_k, room)
     arguments: _Arguments = {
         "source": source,
         "target": target,
@@ -475,21 +462,24 @@ def _pack(
         "source_inner": strides.inner,
         "source_row": strides.row if along_k else strides.col,
         "source_col": strides.col if along_k else strides.row,
-        "target_row": pitch,
+        "target_row": packed.row if along_k else packed.col,
     }
     tiles = math.ceil(high / PACKED_TILE[0]) * math.ceil(wide / PACKED_TILE[1]) * outer * inner
-    packed = Strides(
+    return _step("pack_16", min(tiles, _MOST_BLOCKS), arguments), target, packed
+
+
+def _packed(p: Problem, strides: Strides, rows: int, along_k: bool, room: _Room) -> Strides:
+    """Take room for the copy of an operand, given as rows×k; return its strides."""
+    high, wide = (rows, p.k) if along_k else (p.k, rows)
+    outer, inner = _stacked(p, strides)
+    pitch = _round_up(wide, _LINE)
+    room.take(outer * inner * high * pitch * _ITEM_BYTES)
+    return Strides(
         outer=high * pitch * inner if outer > 1 else 0,
         inner=high * pitch if inner > 1 else 0,
         row=pitch if along_k else 1,
         col=1 if along_k else pitch,
     )
-    return _step("pack_16", min(tiles, _MOST_BLOCKS), arguments), target, packed
-
-
-def _packed_bytes(p: Problem, strides: Strides, rows: int, along_k: bool) -> int:
-    high, wide = (rows, p.k) if along_k else (p.k, rows)
-    return math.prod(_stacked(p, strides)) * high * _round_up(wide, _LINE) * _ITEM_BYTES
 
 
 def _tensor(
@@ -547,6 +537,14 @@ def _fits_tma(strides: Strides, p: Problem, rows: int, columns: int) -> bool:
 def _stacked(p: Problem, strides: Strides) -> tuple[int, int]:
     """Return along how much of each batch axis an operand has a matrix of its own."""
     return p.outer if strides.outer else 1, p.inner if strides.inner else 1
+
+
+def _operand_bytes(p: Problem, strides: Strides, rows: int) -> int:
+    return math.prod(_stacked(p, strides)) * rows * p.k * _ITEM_BYTES
+
+
+def _parts_bytes(p: Problem, parts: int) -> int:
+    return 4 * p.outer * p.inner * parts * p.m * _round_up(p.n, _VECTOR)
 
 
 def _round_up(size: int, step: int) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -20,24 +19,28 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from tests.kernels import interpreter
-from tests.support import exact_integers, small_integers
+from tests.kernels.products import (
+    ALL,
+    COMPLEX,
+    FLOATS,
+    INTEGERS,
+    Array,
+    full_range,
+    named,
+    placed,
+    poison,
+    problem_of,
+    reference,
+    sticky,
+    ways_of,
+    whole,
+    wrapped,
+)
 from tilewise.kernels import portable_plan, portable_steps, portable_table, targets_for
-from tilewise.kernels.hopper_plan import Strides
-from tilewise.kernels.portable_plan import Problem
 from tilewise.kernels.portable_steps import Steps
 from tilewise.numerics.dtypes import product_dtype
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Variants = dict[str, Any]
-
-NARROW = {
-    name: np.dtype(getattr(ml_dtypes, name))
-    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-}
-FLOATS = ("float16", *NARROW, "float32", "float64")
-COMPLEX = ("complex64", "complex128")
-INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-ALL = (*FLOATS, *COMPLEX, *INTEGERS, "bool")
 
 
 @pytest.fixture(scope="module")
@@ -61,60 +64,6 @@ def variants() -> Iterator[Variants]:
         yield {variant.name: variant for variant in portable.variants()}
 
 
-def named(dtype: str) -> np.dtype[Any]:
-    return NARROW[dtype] if dtype in NARROW else np.dtype(dtype)
-
-
-def placed(x: Array, order: str = "C", margin: int = 3) -> tuple[Array, Array]:
-    """Return a copy of the last two axes of ``x`` in an aligned buffer of 0xFF, and the buffer.
-
-    Between matrices, and around each, are ``margin`` elements of rows and columns.
-    """
-    *batch, rows, cols = x.shape
-    high, wide = (rows, cols) if order == "C" else (cols, rows)
-    shape = (*batch, high + 2 * margin, wide + 2 * margin)
-    nbytes = int(np.prod(shape)) * x.itemsize
-    raw = np.full(nbytes + 64, 0xFF, np.uint8)
-    start = -raw.ctypes.data % 64
-    buffer = raw[start : start + nbytes].view(x.dtype).reshape(shape)
-    inside = buffer[..., margin : margin + high, margin : margin + wide]
-    inside = inside if order == "C" else inside.swapaxes(-1, -2)
-    inside[...] = x
-    return inside, raw
-
-
-def stack(x: Array) -> Array:
-    return x.reshape((1,) * (4 - x.ndim) + x.shape) if x.ndim < 4 else x
-
-
-def strides_of(x: Array) -> Strides:
-    steps = [step // x.itemsize for step in stack(x).strides]
-    return Strides(*steps, is_aligned=x.ctypes.data % 16 == 0)
-
-
-def problem_of(a: Array, b: Array, c: Array, updates: bool = False) -> Problem:
-    outer, inner, m, n = stack(c).shape
-    a, b = (np.broadcast_to(x, (outer, inner, *x.shape[-2:])) for x in (a, b))
-    return Problem(
-        m=m,
-        n=n,
-        k=a.shape[-1],
-        a=strides_of(a),
-        b=strides_of(b),
-        c=strides_of(c),
-        a_dtype=a.dtype.name,
-        b_dtype=b.dtype.name,
-        c_dtype=c.dtype.name,
-        outer=outer,
-        inner=inner,
-        updates=updates,
-    )
-
-
-def ways_of(problem: Problem, capability: tuple[int, int] = (9, 0)) -> list[Steps]:
-    return list(portable_plan._ways(problem, targets_for(capability), 4, float("inf")))
-
-
 def run(
     variants: Variants,
     way: Steps,
@@ -135,16 +84,6 @@ def run(
         interpreter.run(variants[step.kernel], step.grid[0], step.arguments, given, numbers)
     assert (raw[:start] == 0xFF).all()
     assert (raw[start + way.workspace_bytes :] == 0xFF).all(), "written beyond the workspace"
-
-
-def reference(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
-    """Return a @ b of whole numbers as ``dtype``."""
-    if dtype.kind == "b":
-        return np.matmul(a.astype(np.int64), b.astype(np.int64)) > 0
-    if dtype.kind in "iu":
-        return exact_integers(a, b, dtype)
-    wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
-    return np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
 
 
 def check(
@@ -173,14 +112,6 @@ def check(
         c[...] = expected  # zeros have the signs they had
         assert (buffer == untouched).all(), f"{way.why}: written outside of C"
     return ways
-
-
-def poison(c: Array) -> None:
-    c[...] = np.full(c.itemsize, 0xFF, np.uint8).view(c.dtype)
-
-
-def whole(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
-    return small_integers(rng, shape, named(dtype))
 
 
 def test_A5_sizes_around_tiles(variants: Variants) -> None:
@@ -312,13 +243,6 @@ def test_A17_B17_integers_wrap(variants: Variants, dtype: str) -> None:
     check(variants, np.full((3, 50), extreme, dtype), np.full((50, 4), extreme, dtype))
 
 
-def full_range(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
-    if dtype == "bool":
-        return rng.integers(0, 2, shape).astype(bool)
-    limits = np.iinfo(dtype)
-    return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
-
-
 def test_A20_complex_by_real_and_mixed_types(variants: Variants) -> None:
     rng = np.random.default_rng(20)
     pairs = [("complex64", "float32"), ("float32", "complex64"), ("complex64", "complex128")]
@@ -423,17 +347,6 @@ def test_A24_alpha_and_beta(variants: Variants, dtype: str) -> None:
             assert (c == expected).all(), (way.why, alpha, beta)
 
 
-def wrapped(values: Any, dtype: np.dtype[Any]) -> Array:
-    """Return exact numbers as ``dtype`` has them: integers wrapped, bool by or."""
-    if dtype.kind == "b":
-        return np.asarray(values).astype(np.int64) != 0
-    if dtype.kind in "iu":
-        unsigned = [int(v) % (1 << 8 * dtype.itemsize) for v in np.ravel(values)]
-        return np.array(unsigned, f"u{dtype.itemsize}").view(dtype).reshape(np.shape(values))
-    wide = np.complex128 if dtype.kind == "c" else np.float64
-    return np.asarray(values).astype(wide).astype(dtype)
-
-
 def test_A24_alpha_0_shows_no_nan_of_a(variants: Variants) -> None:
     for dtype in ("float32", "float16", "complex64"):
         a, b = np.full((5, 7), np.nan, dtype), np.ones((7, 3), dtype)
@@ -464,16 +377,6 @@ def test_results_of_every_type_are_rounded_once(variants: Variants, sums: str, r
         is_nan = np.isnan(expected.astype(np.float64))
         assert np.isnan(c[is_nan].astype(np.float64)).all(), way.why
         assert c[~is_nan].tobytes() == expected[~is_nan].tobytes(), way.why
-
-
-def sticky(x: Array) -> Array:
-    """Return float64 as float32, cut off, with its last bit set if anything was.
-
-    So ml_dtypes, which goes by way of float32, rounds to float8 but once.
-    """
-    near = x.astype(np.float32)
-    cut = np.where(abs(near) > abs(x), np.nextafter(near, np.float32(0)), near)
-    return (cut.view(np.int32) | (cut != x)).view(np.float32)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])

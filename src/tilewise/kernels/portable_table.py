@@ -19,9 +19,13 @@ __all__ = [
     "fixed_arguments",
 ]
 
-#: Code for sm_80 is what 8.6, 8.7 and 8.9 run too.
+#: Code for sm_80 is what 8.6, 8.7 and 8.9 run too. Where a kernel is missing below, it spills.
 EVERYWHERE = ("sm_80", "sm_90a", "sm_100a", "sm_120a", "compute_80")
-_MUCH_SHARED = ("sm_80", "sm_90a", "sm_100a")
+_BEFORE_BLACKWELL = ("sm_80", "sm_90a", "compute_80")
+_BLACKWELL = ("sm_100a", "sm_120a")
+_BUT_SM_100 = ("sm_80", "sm_90a", "sm_120a", "compute_80")
+_BUT_SM_120 = ("sm_80", "sm_90a", "sm_100a", "compute_80")
+_MUCH_SHARED = ("sm_90a", "sm_100a")
 _WITH_FLOAT8 = ("sm_89", "sm_90a", "sm_100a", "sm_120a")
 
 #: Sides of the tiles of the other kernels; of copies, by the type that they write.
@@ -82,13 +86,20 @@ KERNELS = (
     Kernel("fp32", "nn", (64, 64, 16), 4, 3, 42, vector=4),
     Kernel("fp32", "any", (64, 64, 16), 4, 3, 34),
     Kernel("fp32", "any", (64, 32, 16), 4, 3, 25, is_complex=True),
-    Kernel("fp64", "nn", (64, 64, 32), 4, 3, 55, vector=2, registers=168),
-    Kernel("fp64", "any", (64, 64, 32), 4, 2, 30),
-    Kernel("fp64", "any", (64, 64, 32), 4, 2, 20, is_complex=True),
     *(
-        Kernel(dtype, order, (128, 128, 64), 8, 3, 550, vector=8, c_vector=8)
+        Kernel("fp64", "nn", tile, 4, 3, 55, vector=2, c_vector=2, registers=168, targets=targets)
+        for tile, targets in (((64, 64, 32), _BEFORE_BLACKWELL), ((64, 32, 32), _BLACKWELL))
+    ),
+    Kernel("fp64", "any", (64, 64, 32), 4, 2, 30),
+    Kernel("fp64", "any", (32, 32, 32), 4, 2, 20, is_complex=True, targets=_BUT_SM_120),
+    *(
+        Kernel(dtype, order, (128, 128, 64), 8, 3, 550, vector=8, c_vector=8, targets=targets)
         for dtype in ("fp16", "bf16")
-        for order in ("nn", "nt", "tn")
+        for order, targets in (("nn", _BUT_SM_100), ("nt", EVERYWHERE), ("tn", EVERYWHERE))
+    ),
+    *(
+        Kernel(dtype, "nn", (128, 64, 64), 4, 3, 450, vector=8, c_vector=8, targets=("sm_100a",))
+        for dtype in ("fp16", "bf16")
     ),
     *(Kernel(dtype, "any", (64, 64, 64), 4, 3, 120) for dtype in ("fp16", "bf16")),
     *(
@@ -98,7 +109,7 @@ KERNELS = (
     Kernel("i8", "nt", (128, 256, 128), 8, 3, 1040, vector=16, targets=_MUCH_SHARED),
     Kernel("i8", "nt", (128, 128, 128), 8, 3, 850, vector=16),
     Kernel("i8", "nt", (64, 64, 128), 4, 4, 700, vector=16),
-    Kernel("i8", "nt", (64, 64, 128), 4, 4, 450, vector=8),
+    Kernel("i8", "nt", (64, 64, 128), 4, 3, 450, vector=8),
 )
 
 

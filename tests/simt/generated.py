@@ -142,6 +142,8 @@ cuda.syncthreads()
         "i2 = np.int64(cuda.syncthreads_or(np.int32(<c>)))", "cuda.syncwarp()",
     ],
 }  # fmt: skip
+CONDITIONAL = re.compile(r" and | or | if |<=.*<")
+DIVIDES = re.compile(r"%|/|sqrt|<v>")
 WILD = ("int(<f>)", "int(np.int16(<d>))")
 UNIFORM = ("n > 5", "cuda.blockIdx.x == 1", "n % 2 == 0")
 UNIFORM_RANGES = ("3", "1, 4", "4, 0, -2", "n % 4")
@@ -232,17 +234,22 @@ class _Writer:
     def emit(self, text):
         self.lines += ["    " * self.depth + line for line in text.strip("\n").split("\n")]
 
-    def expand(self, template, depth=0):
+    def expand(self, template, depth=0, plain=False):
+        # A division ends what products may be fused across. The executor of single threads knows
+        # only those that are reached, so there are none in operands that may not be.
+        plain = plain or CONDITIONAL.search(template) is not None
+
         def fill(match):
             kind = match[1]
             if ".." in kind:
                 low, high = map(int, kind.split(".."))
                 return str(self.rng.randint(low, high))
             simple = kind == "v" or depth > 2 or self.rng.random() < 0.4
-            choice = self.rng.choice((LEAVES if simple else COMPOUND)[kind])
+            choices = (LEAVES if simple else COMPOUND)[kind]
+            choice = self.rng.choice([c for c in choices if not plain or not DIVIDES.search(c)])
             if self.tame and choice in WILD:
                 choice = "i0"
-            return self.expand(choice, depth + (1 if not simple or depth < 3 else 10))
+            return self.expand(choice, depth + (1 if not simple or depth < 3 else 10), plain)
 
         if depth > 9:  # conditions have no leaf without an operand
             template = template.replace("<i>", "i0").replace("<f>", "f1").replace("<d>", "d0")

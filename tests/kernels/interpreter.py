@@ -57,6 +57,7 @@ def run(
     operands.
     """
     function = variant.function
+    assert arguments.keys() == variant.signature.keys()
     given: dict[str, Any] = dict(variant.constexprs)
     for name, kind in variant.signature.items():
         value = arguments[name]

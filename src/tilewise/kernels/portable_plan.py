@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -101,6 +101,7 @@ def _ways(
     p: Problem, targets: tuple[str, ...], multiprocessors: int, limit: float
 ) -> Iterator[Steps]:
     """Return every way to compute a product on a device."""
+    p = _folded(p)
     dtype, is_complex = _computed_in(p)
     kernels = [kernel for kernel in KERNELS if not set(targets).isdisjoint(kernel.targets)]
     if dtype.startswith("fp8") and all(kernel.dtype != dtype for kernel in kernels):
@@ -128,6 +129,27 @@ def _ways(
         else:
             _multiply_floats(steps, kernel, is_complex)
         yield steps
+
+
+def _folded(p: Problem) -> Problem:
+    """Return the product with batch axes made part of m or n, where one operand has no such axis.
+
+    A matrix that multiplies many small ones multiplies a large one then.
+    """
+    for axis, size in (("inner", p.inner), ("outer", p.outer)):
+        a, b, c = (getattr(strides, axis) for strides in (p.a, p.b, p.c))
+        if size == 1:
+            continue
+        if b == 0 and (p.m == 1 or (a == p.m * p.a.row and c == p.m * p.c.row)):
+            rows = (a, c) if p.m == 1 else (p.a.row, p.c.row)
+            p = replace(p, m=p.m * size, a=replace(p.a, row=rows[0]), c=replace(p.c, row=rows[1]))
+        elif a == 0 and (p.n == 1 or (b == p.n * p.b.col and c == p.n * p.c.col)):
+            cols = (b, c) if p.n == 1 else (p.b.col, p.c.col)
+            p = replace(p, n=p.n * size, b=replace(p.b, col=cols[0]), c=replace(p.c, col=cols[1]))
+        else:
+            continue
+        p = replace(p, inner=1) if axis == "inner" else replace(p, outer=1)
+    return p
 
 
 def _computed_in(p: Problem) -> tuple[str, bool]:

@@ -342,7 +342,10 @@ class Steps:
         read_bytes = outer * inner * x.rows * x.cols * x.item_bytes
         us = (read_bytes + copied_bytes) / _BYTES_PER_US
         self.why.append(f"{'b' if x is self.b else 'a'} is packed")
-        self._launch(name, tiles_m * tiles_n * outer * inner, us, arguments)
+        programs = tiles_m * tiles_n * outer * inner
+        if programs > _MOST_PROGRAMS:
+            us = math.inf  # there are ways without a copy
+        self._launch(name, programs, us, arguments)
         matrix = high * row
         strides = Strides(
             outer=matrix * inner if s.outer else 0,

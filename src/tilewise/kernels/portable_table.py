@@ -109,7 +109,7 @@ KERNELS = (
     Kernel("i8", "nt", (128, 256, 128), 8, 3, 1040, vector=16, targets=_MUCH_SHARED),
     Kernel("i8", "nt", (128, 128, 128), 8, 3, 850, vector=16),
     Kernel("i8", "nt", (64, 64, 128), 4, 4, 700, vector=16),
-    Kernel("i8", "nt", (64, 64, 128), 4, 3, 450, vector=8),
+    Kernel("i8", "nt", (64, 64, 128), 4, 4, 450, vector=8, targets=_BUT_SM_100),
 )
 
 

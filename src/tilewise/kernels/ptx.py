@@ -17,6 +17,8 @@ _FLOAT64_MMA = re.compile(
     r"\{ (%\w+, %\w+) \}, \{ (%\w+) \}, \{ (%\w+) \}, \{ (%\w+, %\w+) \};"
 )
 
+_BLOCK_END = re.compile(r"\$|\s*(@!?%\w+\s+)?(bra|ret)\b")  # a label, or a way out
+
 #: Only these have an m16n8k16 unit for float64; others split it again, or do not know it.
 _FUSING_TARGETS = ("sm_90a",)
 
@@ -50,7 +52,7 @@ def fuse_float64(ptx: str, target: str) -> tuple[str, int]:
             if total != addend:
                 raise KernelError(f"PTX line {number + 1}: {total} is not the sum of {addend}")
             chains.setdefault(total, []).append((number, a, b))
-        elif line.startswith("$"):  # a label: the basic block ends
+        elif _BLOCK_END.match(line):
             fused += _fuse_block(lines, chains)
             chains.clear()
     if not fused:

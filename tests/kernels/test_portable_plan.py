@@ -1,0 +1,123 @@
+"""What is planned for portable kernels, without running any: sizes, budgets, bits, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilewise.errors import BudgetError, DTypeError
+from tilewise.kernels.hopper_plan import Strides, chains
+from tilewise.kernels.portable_plan import Problem, _ways, choose
+from tilewise.kernels.portable_table import KERNELS, STORED
+
+FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64", "complex64", "complex128")
+
+
+def problem(m: int, n: int, k: int, dtype: str = "float32", result: str = "") -> Problem:
+    return Problem(
+        m=m,
+        n=n,
+        k=k,
+        a=Strides(0, 0, k, 1),
+        b=Strides(0, 0, n, 1),
+        c=Strides(0, 0, n, 1),
+        a_dtype=dtype,
+        b_dtype=dtype,
+        c_dtype=result or ("float32" if "float8" in dtype else dtype),
+    )
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (3, 0, 4)])
+def test_nothing_is_launched_for_an_empty_result(sizes: tuple[int, int, int]) -> None:
+    assert choose(problem(*sizes)).steps == ()
+    assert choose(replace(problem(3, 4, 5), outer=0)).steps == ()
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)])
+@pytest.mark.parametrize("dtype", STORED)
+def test_every_type_has_a_way_on_every_architecture(
+    dtype: str, capability: tuple[int, int]
+) -> None:
+    for sizes in ((1, 1, 1), (4096, 4096, 4096), (128, 128, 100_000)):
+        choice = choose(problem(*sizes, dtype), capability=capability)
+        assert choice.steps
+        assert all(0 < step.grid[0] < 2**31 for step in choice.steps)
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_all_but_float8_need_no_workspace_below_the_longest_chain(dtype: str) -> None:
+    if "float8" not in dtype:
+        assert choose(problem(300, 200, 1000, dtype), workspace_bytes=0).workspace_bytes == 0
+
+
+def test_a_budget_that_holds_no_way_is_refused_with_its_size() -> None:
+    with pytest.raises(BudgetError, match=r"300x20000 by 20000x200 takes at least .* allows 1 B"):
+        choose(problem(300, 200, 20000), workspace_bytes=1)
+
+
+def test_types_without_a_kernel_are_refused() -> None:
+    with pytest.raises(DTypeError, match="no GPU kernel takes float8_e3m4"):
+        choose(problem(3, 4, 5, "float8_e3m4"))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_how_k_is_cut_depends_on_k_alone(dtype: str) -> None:
+    for k in (16, 16384, 16385, 100_000, 10_000_000):
+        cuts = set()
+        for m, n in ((1, 1), (16, 8192), (5000, 3)):
+            for way in _ways(problem(m, n, k, dtype), ("sm_90a",), 132, float("inf")):
+                for step in way.steps:
+                    if "depth" in step.arguments:
+                        cuts.add((step.arguments["parts"], step.arguments["depth"]))
+        parts, depth = chains(k)
+        assert cuts == {(parts, depth * (2 if dtype.startswith("complex") else 1))}
+
+
+def test_all_kernels_of_a_type_walk_k_alike() -> None:
+    for dtype in {kernel.dtype for kernel in KERNELS} - {"i8"}:
+        assert len({kernel.tile[2] for kernel in KERNELS if kernel.dtype == dtype}) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        ((2**31 + 1, 1, 1), "float16"),
+        ((1, 2**33, 2), "int8"),
+        ((1, 1, 2**31 + 2), "int8"),
+        ((73_728, 36_864, 128), "bfloat16"),
+    ],
+)
+def test_B3_B5_sizes_beyond_32_bits(sizes: tuple[int, int, int], dtype: str) -> None:
+    for way in _ways(problem(*sizes, dtype), ("sm_90a",), 132, float("inf")):
+        for step in way.steps:
+            assert 0 < step.grid[0] < 2**31
+            for name in ("tiles_m", "tiles_n", "inner", "parts"):
+                assert step.arguments.get(name, 0) < 2**31
+
+
+def test_more_matrices_than_a_grid_has_blocks_are_several_launches() -> None:
+    many = replace(
+        problem(3, 3, 3),
+        outer=5,
+        inner=2**30,
+        a=Strides(9 << 30, 9, 3, 1),
+        b=Strides(9 << 30, 9, 3, 1),
+        c=Strides(9 << 30, 9, 3, 1),
+    )
+    choice = choose(many)
+    assert len(choice.steps) == 5
+    assert [step.arguments["c"].offset_bytes for step in choice.steps] == [
+        4 * 9 * i << 30 for i in range(5)
+    ]
+
+
+def test_large_products_go_to_fast_kernels_and_small_ones_in_one_launch() -> None:
+    for dtype, kernel in (
+        ("float32", "fp32_tn_128x128_4"),
+        ("float64", "fp64_nn_64x64_2"),
+        ("float16", "fp16_nn_128x128_8"),
+    ):
+        assert choose(problem(8192, 8192, 8192, dtype)).steps[-1].kernel == kernel
+        assert len(choose(problem(100, 100, 100, dtype)).steps) == 1
+    assert choose(problem(8192, 8192, 8192, "int8", "int32")).steps[-1].kernel == "i8_nt_128x256_16"

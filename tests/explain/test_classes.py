@@ -93,6 +93,22 @@ def flat_muld(A, B, wA, wB, C):  # type: ignore[no-untyped-def]
     C[wB * (16 * cuda.blockIdx.y + ty) + 16 * cuda.blockIdx.x + tx] = total
 
 
+def times_its_transpose(A, C):  # type: ignore[no-untyped-def]
+    """Two places touch one buffer, each shifted its own way: no matter, since it is only read."""
+    row = cuda.blockIdx.y * 8 + cuda.threadIdx.y
+    col = cuda.blockIdx.x * 8 + cuda.threadIdx.x
+    total = float32(0)
+    for k in range(A.shape[1]):
+        total += A[row, k] * A[col, k]
+    C[row, col] = total
+
+
+def meets_itself(A):  # type: ignore[no-untyped-def]
+    """A block meets itself, or another, by its place: both are written."""
+    A[cuda.blockIdx.x * 8 + cuda.threadIdx.x] = float32(1)
+    A[24 + cuda.threadIdx.x] = A[cuda.threadIdx.x]
+
+
 def load_row(A, row, col):  # type: ignore[no-untyped-def]
     return A[row, col] if row < A.shape[0] and col < A.shape[1] else float32(0)
 
@@ -131,6 +147,8 @@ LAUNCHES: list[tuple[Callable[..., Any], Any, Any, tuple[Any, ...], int | None]]
     (in_place, 7, 60, (floats(400),), 2),
     (odd_rows, (5, 6), (8, 4), (floats(24, 40), floats(24, 40)), None),
     (wrapped, 8, 32, (floats(1024), floats(256)), None),
+    (times_its_transpose, (3, 3), (8, 8), (floats(24, 20), floats(24, 24)), 1),
+    (meets_itself, 6, 8, (floats(48),), None),
     (ranged, 6, 32, (floats(6, 32), floats(6, 32)), None),
     (by_device_function, (4, 4), (8, 8), (floats(30, 29), floats(30, 29), floats(30, 29)), 4),
 ]

@@ -11,6 +11,7 @@ to depend on everything, so an answer is never better than the truth.
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ class SiteFlow:
     guard: Deps = NOTHING
     repeat: Deps = NOTHING
     offset: Value | None = None
+    buffer: int | None = None
+    """Which buffer of global memory it touches; views of one share it."""
     unbounded: bool = False
     """Whether it is left to the execution to show that blocks agree on what is within range."""
 
@@ -108,7 +111,7 @@ def analyse(program: Program, grid: Dim, block: Dim, arguments: Mapping[str, Any
     arguments : mapping of str to ndarray or number
         By parameter name. Of arrays only shape, strides and dtype are looked at.
     """
-    reader = _Reader(program, grid, block)
+    reader = _Reader(program, grid, block, _buffers(arguments))
     arrays = [a for a in arguments.values() if isinstance(a, np.ndarray)]
     family = SECTOR_BYTES // min((a.dtype.itemsize for a in arrays), default=4)
     scope: Scope = {}
@@ -116,18 +119,21 @@ def analyse(program: Program, grid: Dim, block: Dim, arguments: Mapping[str, Any
         deps = frozenset({f"arg:{name}"})
         if isinstance(argument, np.ndarray):
             code = typing_rules.type_of_dtype(argument.dtype)
-            scope[name] = Array(name, "global", argument.shape, argument.strides, code, deps)
+            shape, strides = argument.shape, argument.strides
+            scope[name] = Array(name, "global", shape, strides, code, len(shape), deps)
         else:
             scope[name] = constant(argument, deps, family)
     reader.call(program.kernel, scope)
+    reader.keep_in_step()
     return reader.flow
 
 
 class _Reader(Expressions):
     """Runs a kernel's statements on partly known values, and fills in a :class:`Flow`."""
 
-    def __init__(self, program: Program, grid: Dim, block: Dim) -> None:
+    def __init__(self, program: Program, grid: Dim, block: Dim, buffers: Mapping[str, int]) -> None:
         super().__init__(program, grid, block)
+        self._buffers = buffers
         self.flow = Flow()
         self._recording = True
         self._guard: Deps = NOTHING
@@ -138,6 +144,19 @@ class _Reader(Expressions):
         self._unbounded = False
         self._blind = False  # under a condition that blocks may decide in ways not known
 
+    def keep_in_step(self) -> None:
+        """Let blocks agree on how far apart two places are that touch a buffer one of them writes.
+
+        Only then do threads of a block meet there in all blocks of a class, if they do in one.
+        """
+        sites = self.flow.sites
+        written = {seen.buffer for i, seen in sites.items() if self.program.sites[i].kind != "load"}
+        for one, other in itertools.combinations(sites.values(), 2):
+            if one.buffer == other.buffer and one.buffer in written - {None}:
+                assert one.offset is not None
+                assert other.offset is not None
+                self.pin(one.offset - other.offset)
+
     def touch(self, node: ast.AST, kind: SiteKind, part: Array) -> None:
         offset = part.offset
         if self._blind:
@@ -146,7 +165,7 @@ class _Reader(Expressions):
             self._give_up(node, "an address depends on the block in a way that is not understood")
         if part.space != "global" and offset.block != STILL:
             offset = self.pin(offset)
-        self._at(node, kind, offset)
+        self._at(node, kind, offset, part)
         self._unbounded = False
 
     def store(self, part: Array, deps: Deps) -> None:
@@ -161,7 +180,7 @@ class _Reader(Expressions):
 
     def bound(self, index: Value, array: Array) -> None:
         # A flat index is seen again in the offset, so its range can be taken from the execution.
-        if len(array.shape) == 1 and math.isinf(index.high - index.low):
+        if array.axes == 1 and math.isinf(index.high - index.low):
             self._unbounded = True
         else:
             self.threshold(index)
@@ -201,7 +220,9 @@ class _Reader(Expressions):
             return self.merge(numbers)
         return results[0] if len(results) == 1 else unknown(frozenset({"unknown"}))
 
-    def _at(self, node: ast.AST, kind: SiteKind, offset: Value | None) -> None:
+    def _at(
+        self, node: ast.AST, kind: SiteKind, offset: Value | None, part: Array | None = None
+    ) -> None:
         """Note what a site depends on, here and now."""
         site = self.program.site(node, kind)
         if site is None or not self._recording:
@@ -216,6 +237,8 @@ class _Reader(Expressions):
         seen.guard |= self._guard
         seen.repeat |= self._repeat
         seen.unbounded |= self._unbounded
+        if part is not None and part.space == "global":
+            seen.buffer = self._buffers[part.name]
         if is_data(seen.deps):
             self.flow.tainted.setdefault(site.line, site.text)
 
@@ -439,6 +462,17 @@ class _Reader(Expressions):
             high = after.high if after.high == before.high else math.inf
             after = replace(after, low=low, high=high, step=1)
         return after
+
+
+def _buffers(arguments: Mapping[str, Any]) -> dict[str, int]:
+    """Number the buffers that the arrays are views of."""
+    buffers = {}
+    for name, value in arguments.items():
+        if isinstance(value, np.ndarray):
+            while isinstance(value.base, np.ndarray):
+                value = value.base
+            buffers[name] = id(value)
+    return buffers
 
 
 def _loop_variable(start: Value, stop: Value, stride: Value, deps: Deps) -> Value:

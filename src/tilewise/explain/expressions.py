@@ -41,13 +41,17 @@ _ORDER: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array that a name stands for, or a part of one that is left after an index."""
+    """An array that a name stands for, or a part of one that is left after an index.
+
+    ``axes`` is how many the whole array has.
+    """
 
     name: str
     space: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     code: str | None
+    axes: int
     deps: Deps = NOTHING
     offset: Value = constant(0)  # noqa: RUF009 - frozen
 
@@ -314,8 +318,10 @@ class Expressions:
         if found in (min, max) and len(numbers) > 1:
             for left, right in itertools.pairwise(numbers):
                 self._decision(ast.Lt(), left, right)
+            if any(n.block != numbers[0].block for n in numbers):
+                return self.merge(numbers)
             low, high = (found(n.low for n in numbers), found(n.high for n in numbers))
-            return replace(self.merge(numbers), low=low, high=high)
+            return replace(join(numbers), low=low, high=high)
         if found in (int, abs) and numbers and not numbers[0].is_float:
             return numbers[0] if found is int else self._function_of(numbers, numbers[0].code)
         if len(numbers) == 1 and (cast := element_type(found)) is not None:
@@ -366,7 +372,9 @@ class Expressions:
             return unknown(_UNKNOWN)
         strides = np.empty(shape, typing_rules.dtype_of(code)).strides
         # Arrays are told apart by where they are declared; the machine names them by variable.
-        return Array(f"{space}:{node.lineno}:{node.col_offset}", space, shape, strides, code)
+        return Array(
+            f"{space}:{node.lineno}:{node.col_offset}", space, shape, strides, code, len(shape)
+        )
 
     def _atomic(self, node: ast.Call, scope: Scope) -> Known:
         array = self.evaluate(node.args[0], scope)

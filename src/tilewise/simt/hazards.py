@@ -150,6 +150,7 @@ class HazardWatch:
     ) -> None:
         self._classes = tuple(classes)
         self._warp_sync = warp_sync
+        self._crowds = {c.representative: c for c in classes}
         self._weight = {c.representative: len(c.members) for c in classes}
         self._stop_early = stop_early
         self._found: dict[tuple[object, ...], Hazard] = {}
@@ -258,7 +259,7 @@ class HazardWatch:
                 blocks,
             )
             if fault.array is not None and indices:
-                hazard.in_buffer += self._weigh(blocks[_in_buffer(fault.array, indices)])
+                hazard.in_buffer += self._unnoticed(fault.site, fault.array, indices, blocks)
         return True
 
     def hazards(self) -> list[Hazard]:
@@ -343,6 +344,23 @@ class HazardWatch:
         seen |= fresh
         return kept
 
+    def _unnoticed(
+        self, site: Site, array: ArrayInfo, indices: Sequence[Ints], blocks: Ints
+    ) -> int:
+        """How many of these indices, out of range, are still within the bytes an array spans."""
+        offset = np.full(len(blocks), array.base - lowest_address(array))
+        for index, stride in zip(indices, array.strides, strict=True):
+            offset += index * stride
+        last = array.nbytes - array.dtype.itemsize
+        total = 0
+        for block in np.unique(blocks).tolist():
+            crowd = self._crowds.get(block)
+            shift = np.zeros(1, np.int64) if crowd is None else crowd.shift(site.id)
+            here = np.sort(offset[blocks == block])
+            beyond = np.searchsorted(here, last - shift, "right")
+            total += int((beyond - np.searchsorted(here, -shift, "left")).clip(0).sum())
+        return total
+
     def _weigh(self, blocks: Ints) -> int:
         """How many blocks, traced or stood for, these are."""
         each, times = np.unique(blocks, return_counts=True)
@@ -389,15 +407,6 @@ def _race_kind(earlier: Mode, later: Mode) -> HazardKind:
     if earlier == "read":
         return "write-after-read"
     return "read-after-write" if later == "read" else "write-after-write"
-
-
-def _in_buffer(array: ArrayInfo, indices: Sequence[Ints]) -> Bools:
-    """Which indices, out of range, are nevertheless within the bytes the array spans."""
-    offset = np.full(len(indices[0]), array.base - lowest_address(array))
-    for index, stride in zip(indices, array.strides, strict=True):
-        offset += index * stride
-    inside: Bools = (offset >= 0) & (offset <= array.nbytes - array.dtype.itemsize)
-    return inside
 
 
 def _first_index(mask: Bools) -> tuple[int, ...] | None:

@@ -6,14 +6,15 @@ by the size that ordinary rounding gives it. What is made of them is decided in 
 can be trusted is in docs/numerics.md.
 
 Everything happens in the scaled product ``A'·B' = C'`` with ``A' = 2^-p·A·2^q``,
-``B' = 2^-q·B·2^-t``, ``C' = 2^-p·C·2^-t``, diagonal matrices of powers of two, so that a small row
-or column is seen as well as a large one, and nothing overflows.
+``B' = 2^-q·B·2^-t``, ``C' = 2^-p·C·2^-t``, diagonal matrices of powers of two, so that a small row,
+column or term is seen as well as a large one, and nothing overflows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, log2, sqrt
 
 import numpy as np
@@ -119,7 +120,7 @@ def random_sums(
 class _Accumulator:
     """The sums over blocks of the columns of ``C' − A'·B'``, gathered panel by panel.
 
-    The sums of the rows' blocks are those of the transposed product.
+    The sums over blocks of its rows are those of the transposed product.
     """
 
     def __init__(
@@ -134,42 +135,37 @@ class _Accumulator:
     ) -> None:
         elements = columns // parts
         self.edges = np.linspace(0, elements, min(elements, BLOCKS) + 1).astype(np.int64)
-        self.rule = rule
+        self._rule, self._terms = rule, terms
         self._edges = self.edges * parts
-        self._rounds = rounds
+        self._width = int(np.diff(self._edges).max())
         blocks, vectors = len(self.edges) - 1, rounds + 1
-        self._x = rng.integers(0, 2, (columns, vectors)) * 2.0 - 1
+        # The same signs in every block: whole rows are then summed in one call of BLAS.
+        self._x = rng.integers(0, 2, (self._width, vectors)) * 2.0 - 1
         self._x[:, 0] = 1  # errors that all have one sign cannot hide from it
-        self._widest = int(np.diff(self._edges).max())
-        self._terms = terms
         # float64 operands are cut in two, so that the product of the high parts is exact: their
         # bits, and those that the sums over a block and over K add, fit into 53.
-        growth = ceil(log2(self._widest)) + ceil(log2(terms))
+        growth = ceil(log2(self._width)) + ceil(log2(terms))
         self._bits = max((52 - growth) // 2, 4)
         self._result_bits = max(52 - growth, 8)
         pieces = 2 if rule.is_wide else 1
-        self._sums = [np.zeros((terms, blocks, vectors)) for _ in range(pieces)]
+        self._inner = [np.zeros((terms, blocks, vectors)) for _ in range(pieces)]
         self._y: list[Floats] = []
-        self._norms = np.zeros((terms, blocks))
         self._d = [np.zeros((rows, blocks, vectors)) for _ in range(pieces)]
-        self._size = np.zeros((rows, blocks))
         self._row_squares = np.zeros(rows)
-        self._result_norms = np.zeros((rows, blocks))
+        self._column_squares = np.zeros(columns)
+        self._result_squares = np.zeros((rows, blocks) if rule.bound.rounding else 0)
 
     def add_inner(self, rows: slice, columns: slice, x: Floats) -> None:
-        """Take in a panel of B': ``y = B'·x``, and the norms of the blocks of its rows."""
-        for total, piece in zip(self._sums, self._cut(x, self._bits), strict=True):
-            for j, here, there in self._overlaps(columns):
-                total[rows, j] += piece[:, here] @ self._x[there]
-        for j, here, _ in self._overlaps(columns):
-            self._norms[rows, j] += np.einsum("ij,ij->i", x[:, here], x[:, here])
+        """Take in a panel of B': ``y = B'·x``."""
+        for total, piece in zip(self._inner, self._cut(x, self._bits), strict=True):
+            self._add_block_sums(total[rows], columns, piece)
+        self._column_squares[columns] += np.einsum("ij,ij->j", x, x)
 
     def end_inner(self) -> None:
         """Make ready for A', once all of B' is in."""
-        np.sqrt(self._norms, out=self._norms)
-        self._y = [total.reshape(self._terms, -1) for total in self._sums]
-        self._sums = []
-        if self.rule.is_wide:
+        self._y = [total.reshape(self._terms, -1) for total in self._inner]
+        self._inner = []
+        if self._rule.is_wide:
             high, rest = self._cut(self._y[0], self._bits)
             rest += self._y[1]
             self._y = [high, rest, high + rest]
@@ -178,24 +174,21 @@ class _Accumulator:
         """Take in a panel of A': subtract ``A'·y``."""
         y = [part[columns] for part in self._y]
         shape = self._d[0][rows].shape
-        if self.rule.is_wide:
+        if self._rule.is_wide:
             high, low = self._cut(x, self._bits)
             self._d[0][rows] -= (high @ y[0]).reshape(shape)
             self._d[1][rows] -= (high @ y[1] + low @ y[2]).reshape(shape)
         else:
             self._d[0][rows] -= (x @ y[0]).reshape(shape)
-        magnitude = np.abs(x)
-        self._size[rows] += magnitude @ self._norms[columns]
         self._row_squares[rows] += np.einsum("ij,ij->i", x, x)
 
     def add_result(self, rows: slice, columns: slice, x: Floats) -> None:
         """Take in a panel of C': add ``C'·x``."""
-        for d, piece in zip(self._d, self._cut(x, self._result_bits), strict=True):
-            for j, here, there in self._overlaps(columns):
-                d[rows, j] += piece[:, here] @ self._x[there]
-        if self.rule.bound.rounding:
+        for total, piece in zip(self._d, self._cut(x, self._result_bits), strict=True):
+            self._add_block_sums(total[rows], columns, piece)
+        if self._rule.bound.rounding:
             for j, here, _ in self._overlaps(columns):
-                self._result_norms[rows, j] += np.einsum("ij,ij->i", x[:, here], x[:, here])
+                self._result_squares[rows, j] += np.einsum("ij,ij->i", x[:, here], x[:, here])
 
     def side(
         self, row_powers: Exponents, column_powers: Exponents, is_void: Bools, parts: int = 1
@@ -211,64 +204,79 @@ class _Accumulator:
         parts : int
             Rows here to a row of the result.
         """
-        blocks = [column_powers[i:j] for i, j in zip(self._edges, self._edges[1:], strict=False)]
+        blocks = [column_powers[i:j] for i, j in pairwise(self._edges)]
         powers = np.array([block.max() for block in blocks])
         least = np.array([block.min() for block in blocks])
         norms = np.array([sqrt(np.ldexp(1.0, 2 * (block.min() - block)).sum()) for block in blocks])
-        bound, k = self.rule.bound, self.rule.terms
+        bound = self._rule.bound
+        row_norms = np.sqrt(self._row_squares)[:, None]
+        block_norms = np.sqrt(np.add.reduceat(self._column_squares, self._edges[:-1]))
+        size = row_norms * block_norms
         # Roundings of random sign add up like √K, not K; see docs/numerics.md.
-        unit = bound.factor / sqrt(k + 2) * self._size
+        unit = bound.factor / sqrt(self._rule.terms + 2) * size
         if bound.rounding:
-            unit += bound.rounding * np.minimum(np.sqrt(self._result_norms), self._size)
+            unit += bound.rounding * np.minimum(np.sqrt(self._result_squares), size)
         unit += np.ldexp(bound.underflow * norms, -row_powers[:, None] - least)
         totals = np.abs(sum(self._d[1:], self._d[0]))
         scores = np.where(totals == 0, 0.0, totals / unit[..., None])
         scores[np.isnan(scores)] = np.inf
         scores[is_void] = 0
         back = row_powers[:, None] + powers
-        norm_log2 = np.log2(self._row_squares) / 2 + row_powers
+        norm_log2 = np.log2(row_norms[:, 0]) + row_powers
         return Side(
             self.edges,
             _of_pairs(scores[..., 1:].max(axis=-1), parts),
             _of_pairs(scores[..., 0], parts),
             _of_pairs(np.ldexp(unit, back), parts),
-            _of_pairs(np.ldexp(self._floor(), back), parts),
+            _of_pairs(np.ldexp(self._floor(row_norms, block_norms), back), parts),
             float(norm_log2.max()),
         )
 
-    def _floor(self) -> Floats:
+    def _floor(self, row_norms: Floats, block_norms: Floats) -> Floats:
         """Return how far off the sums may be by their own rounding (docs/numerics.md)."""
-        width, terms = self._widest, self._terms
-        if not self.rule.is_wide:
-            own: Floats = (terms + 2 * width + 8) * UNIT * sqrt(width) * self._size
+        width, terms, size = self._width, self._terms, row_norms * block_norms
+        if not self._rule.is_wide:
+            own: Floats = (terms + 2 * width + 8) * UNIT * sqrt(width) * size
             return own
-        sums = np.sqrt(terms * self._row_squares)[:, None]  # at least the sums of magnitudes
-        low = (width + 1) * sums + sqrt(width) * self._norms.sum(axis=0)
-        floor: Floats = UNIT * 2.0**-self._bits * ((terms + 6) * low + (sums + 1) * width**2)
-        if self.rule.is_rounded:
-            floor += 4 * UNIT * sqrt(width) * self._size
+        row_sums = sqrt(terms) * row_norms  # at least the sums of magnitudes
+        low = (width + 1) * row_sums + sqrt(width * terms) * block_norms
+        floor: Floats = UNIT * 2.0**-self._bits * ((terms + 6) * low + (row_sums + 1) * width**2)
+        if self._rule.is_rounded:
+            floor += 4 * UNIT * sqrt(width) * size
         floor += terms * 2.0**-1070
         return floor
 
     def _cut(self, x: Floats, bits: int) -> tuple[Floats, ...]:
-        """Return ``x`` in the pieces it is multiplied in: for float64, multiples of 2^-bits and
-        the rest."""
-        if not self.rule.is_wide:
+        """Return what ``x`` is multiplied as: in float64, a multiple of 2^-bits and the rest."""
+        if not self._rule.is_wide:
             return (x,)
         large = 1.5 * 2.0 ** (52 - bits)
         high = x + large
         high -= large
         return high, x - high
 
+    def _add_block_sums(self, total: Floats, columns: slice, x: Floats) -> None:
+        """Add the sums over each block of ``x``, in all vectors, to ``total``."""
+        blocks = len(self._edges) - 1
+        if x.flags.c_contiguous and x.shape[1] == blocks * self._width:
+            total += (x.reshape(-1, self._width) @ self._x).reshape(total.shape)
+            return
+        for j, here, within in self._overlaps(columns):
+            total[:, j] += x[:, here] @ self._x[within]
+
     def _overlaps(self, columns: slice) -> Iterator[tuple[int, slice, slice]]:
-        """Yield each block that meets ``columns``: its number, its place there, and in all."""
+        """Yield each block that meets ``columns``: its number, and which part, in x and in it."""
         first = int(np.searchsorted(self._edges, columns.start, side="right")) - 1
         for j in range(first, len(self._edges) - 1):
-            start = max(int(self._edges[j]), columns.start)
-            stop = min(int(self._edges[j + 1]), columns.stop)
+            edge = int(self._edges[j])
+            start, stop = max(edge, columns.start), min(int(self._edges[j + 1]), columns.stop)
             if start >= stop:
                 return
-            yield j, slice(start - columns.start, stop - columns.start), slice(start, stop)
+            yield (
+                j,
+                slice(start - columns.start, stop - columns.start),
+                slice(start - edge, stop - edge),
+            )
 
 
 class _Seen:
@@ -336,23 +344,21 @@ class _Scaled:
         self.sizes = m, terms, n
         self.square_sum = self.largest = 0.0
         self.a_seen, self.b_seen = _Seen(m, terms), _Seen(terms, n)
+        # Only float64 needs the very exponents; rough ones are mostly 0 and then cost nothing.
+        settled = _settled if rule.is_wide else _coarse
         for panel in self._read(b, right, is_look=True):
             self.b_seen.look(*panel)
-        if rule.is_wide:
-            self.q = _settled(self.b_seen.row_powers)
-            scaled = _Seen(terms, n)
-            for panel in self._read(b, right):
-                scaled.look(*panel, row_shift=-self.q)
-            self.t = _settled(scaled.column_powers)
-            for panel in self._read(a, left):
-                self.a_seen.look(*panel, column_shift=self.q)
-            self.p = _settled(self.a_seen.row_powers)
-        else:
-            for panel in self._read(a, left, is_look=True):
-                self.a_seen.look(*panel)
-            self.q = np.zeros(terms, np.int32)
-            self.t = _coarse(_settled(self.b_seen.column_powers))
-            self.p = _coarse(_settled(self.a_seen.row_powers))
+        self.q = settled(self.b_seen.row_powers)
+        column_powers = self.b_seen.column_powers
+        if self.q.any():
+            again = _Seen(terms, n)
+            for panel in self._read(b, right, is_look=True):
+                again.look(*panel, row_shift=-self.q)
+            column_powers = again.column_powers
+        self.t = settled(column_powers)
+        for panel in self._read(a, left, is_look=True):
+            self.a_seen.look(*panel, column_shift=self.q if self.q.any() else None)
+        self.p = settled(self.a_seen.row_powers)
 
     def panels_of_a(self) -> Iterator[tuple[slice, slice, Floats]]:
         for rows, columns, x in self._read(self._a, left):
@@ -434,7 +440,8 @@ def _settled(powers: Exponents) -> Exponents:
 
 
 def _coarse(powers: Exponents) -> Exponents:
-    """Return exponents in steps of 8 about their median: mostly zeros, which cost nothing."""
+    """Return exponents in steps of 8 about their median: mostly zeros."""
+    powers = _settled(powers)
     return (8 * np.rint((powers - np.median(powers)) / 8)).astype(np.int32)
 
 

@@ -498,7 +498,7 @@ def _choose_method(
             why.append("too small for anything but NumPy's own loop to pay")
             return "numpy"
         why.append(
-            "BLAS has no integers: exact products of limbs in floating-point BLAS, 3 to 90 "
+            "BLAS has no integers: exact products of limbs in floating-point BLAS, 10 to 60 "
             "times NumPy's own loop"
         )
         return "limbs"

@@ -65,7 +65,7 @@ def explain_command(
     ] = None,
     max_steps: Annotated[
         int, typer.Option(min=1, help="Loop iterations before a kernel is taken to be endless.")
-    ] = 200_000,
+    ] = 50_000,
     claims: Annotated[
         list[str] | None,
         typer.Option(

@@ -36,11 +36,12 @@ def test_floats(rng: Any, dtype: Any, alpha: float, beta: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", "uint64"])
-def test_integers_wrap(rng: Any, dtype: str) -> None:
+@pytest.mark.parametrize("size", [3, 20])  # NumPy's own loop, and limbs
+def test_integers_wrap(rng: Any, dtype: str, size: int) -> None:
     info = np.iinfo(dtype)
-    a = rng.integers(info.min, info.max, (20, 50), dtype=dtype, endpoint=True)
-    c = rng.integers(info.min, info.max, (20, 20), dtype=dtype, endpoint=True)
-    for alpha, beta in ((1, 1), (3, -1), (info.max, info.max), (0, 5)):
+    a = rng.integers(info.min, info.max, (size, 50), dtype=dtype, endpoint=True)
+    c = rng.integers(info.min, info.max, (size, size), dtype=dtype, endpoint=True)
+    for alpha, beta in ((1, 1), (3, -1), (-1, -1), (2**40 + 1, 1), (info.max, info.max), (0, 5)):
         result = c.copy()
         tw.gemm(a, a.T, result, alpha=alpha, beta=beta)
         product = np.matmul(a.astype(object), a.T.astype(object))

@@ -123,6 +123,18 @@ def test_integer_products_of_any_magnitude_are_exact(
         assert within_bound(got, a.astype(float), b.astype(float), 2.0**-53)
 
 
+@pytest.mark.parametrize("result", ["int8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("other", ["uint64", "uint8", "bool"])
+@pytest.mark.parametrize("size", [2, 40])
+def test_uint64_with_a_signed_result_type_wraps_exactly(
+    rng: Any, result: str, other: str, size: int
+) -> None:
+    a = rng.integers(0, 2**64, (size, size), np.uint64)
+    a[0, 0] = 2**64 - 1
+    b = rng.integers(0, 2, (size, size)).astype(other)
+    assert np.array_equal(tw.matmul(a, b, dtype=result), exact_integers(a, b, result))
+
+
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_narrow_floats_are_summed_in_float32_and_rounded_once(rng: Any, dtype: Any) -> None:
     a = rng.standard_normal((70, 3000)).astype(dtype)

@@ -254,6 +254,7 @@ def test_A25_out_is_never_resized_or_ignored() -> None:
         (read_only, "out .*read-only"),
         (np.broadcast_to(np.ones(2), (2, 2)), "read-only"),
         (np.lib.stride_tricks.as_strided(np.ones(2), (2, 2), (0, 8)), "share memory"),
+        (np.lib.stride_tricks.as_strided(np.ones(3), (2, 2), (8, 8)), "share memory"),
         ([[0, 0], [0, 0]], "cannot be written in place"),
     ):
         with pytest.raises(tw.TilewiseError, match=words):

@@ -136,11 +136,14 @@ def check_out(
         )
     if not is_writeable:
         raise DTypeError(f"{describe(name, view)} is read-only; pass an array that can be written")
-    if any(step == 0 and size > 1 for step, size in zip(view.strides, shape, strict=True)):
-        raise ShapeError(
-            f"{describe(name, view)} has elements that share memory (a stride of 0); "
-            "pass an array with a place for every element"
-        )
+    reach = view.dtype.itemsize
+    for step, size in sorted((abs(s), n) for s, n in zip(view.strides, shape, strict=True)):
+        if size > 1 and step < reach and 0 not in shape:
+            raise ShapeError(
+                f"{describe(name, view)} has elements that share memory; "
+                "pass an array with a place for every element"
+            )
+        reach += step * (size - 1)
 
 
 def give_back(result: Any, *operands: Any) -> Any:

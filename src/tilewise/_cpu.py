@@ -79,6 +79,8 @@ def finish(plan: Plan, total: Array, out: Array, epilogue: Epilogue = PLAIN) -> 
             return
         total = (total > 0).astype(np.int64)
     if not epilogue.is_plain:
+        if total.dtype.kind in "iu":
+            total = total.astype(np.int64)  # in which alpha and beta are, and everything wraps
         kind = total.dtype.type
         total = total * kind(epilogue.alpha)
         if epilogue.beta != 0:

@@ -498,8 +498,8 @@ def _choose_method(
             why.append("too small for anything but NumPy's own loop to pay")
             return "numpy"
         why.append(
-            "BLAS has no integers: exact products of limbs in floating-point BLAS, 10 to 60 "
-            "times NumPy's own loop"
+            "BLAS has no integers: exact products of limbs in floating-point BLAS, 10 to "
+            "60 times as fast as NumPy's own loop"
         )
         return "limbs"
     if a_dtype == b_dtype == result == compute:

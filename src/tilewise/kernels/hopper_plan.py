@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -136,7 +136,13 @@ class Step:
     numbers: int
 
 
-def choose(problem: Problem, multiprocessors: int = 132, times: Times | None = None) -> Choice:
+def choose(
+    problem: Problem,
+    multiprocessors: int = 132,
+    times: Times | None = None,
+    *,
+    workspace_bytes: int | None = None,
+) -> Choice:
     """Return the way to compute a product that is expected to be the fastest.
 
     Parameters
@@ -146,14 +152,22 @@ def choose(problem: Problem, multiprocessors: int = 132, times: Times | None = N
         Of the device.
     times : Times, optional
         By default those of an H200.
+    workspace_bytes : int, optional
+        Scratch memory allowed. Where nothing does with so little, the choice is what takes the
+        least, and says how much that is.
 
     Returns
     -------
     Choice
         Its bits are the same whichever it is: they depend on the operands and K alone.
     """
-    every = choices(problem, multiprocessors, times)
-    return min(every, key=lambda choice: choice.expected_us)
+    every = list(choices(problem, multiprocessors, times))
+    least = min(choice.workspace_bytes for choice in every)
+    allowed = math.inf if workspace_bytes is None else max(workspace_bytes, least)
+    return min(
+        (choice for choice in every if choice.workspace_bytes <= allowed),
+        key=lambda choice: choice.expected_us,
+    )
 
 
 def choices(
@@ -223,27 +237,44 @@ def _choices(
     p = problem.transposed if is_transposed else problem
     a_along_k, a_fits = _order(p.a, p, p.m)
     b_along_k, b_fits = _order(p.b.transposed, p, p.n)
-    room, packing_us = _Room(), 0.0
-    if not a_fits:
-        packing_us += _packing_us(p, p.a, p.m, times)
-        p = replace(p, a=_packed(p, p.a, p.m, a_along_k, room))
-    if not b_fits:
-        packing_us += _packing_us(p, p.b, p.n, times)
-        p = replace(p, b=_packed(p, p.b.transposed, p.n, b_along_k, room).transposed)
     how = (p.dtype, a_along_k, b_along_k)
     kernels = [k for k in KERNELS if (k.dtype, k.a_along_k, k.b_along_k) == how]
+    # Rows that straddle lines are read at half the speed: packing them too can be worth it.
+    a_breaks = (p.a.row if a_along_k else p.a.col) % _LINE != 0
+    b_breaks = (p.b.col if b_along_k else p.b.row) % _LINE != 0
+    for packs in {(not a_fits, not b_fits), (not a_fits or a_breaks, not b_fits or b_breaks)}:
+        yield from _packed_choices(p, kernels, packs, is_transposed, multiprocessors, times)
+
+
+def _packed_choices(
+    p: Problem,
+    kernels: Sequence[Kernel],
+    packs: tuple[bool, bool],
+    is_transposed: bool,
+    multiprocessors: int,
+    times: Times,
+) -> Iterator[Choice]:
+    """Yield what kernels make of a product of which these operands are packed first."""
+    room, us = _Room(), 0.0
+    if packs[0]:
+        us += times.launch_us + 2 * _operand_bytes(p, p.a, p.m) / times.memory_bytes_per_us
+        p = replace(p, a=_packed(p, p.a, p.m, kernels[0].a_along_k, room))
+    if packs[1]:
+        us += times.launch_us + 2 * _operand_bytes(p, p.b, p.n) / times.memory_bytes_per_us
+        b = _packed(p, p.b.transposed, p.n, kernels[0].b_along_k, room)
+        p = replace(p, b=b.transposed)
     base = Choice(
         kernel=kernels[0],
         is_transposed=is_transposed,
-        packs_a=not a_fits,
-        packs_b=not b_fits,
+        packs_a=packs[0],
+        packs_b=packs[1],
         rows=(0, p.m),
         cols=(0, p.n),
         piece_k=chains(p.k)[1],
         parts=1,
         group=1,
         blocks=1,
-        expected_us=packing_us,
+        expected_us=us,
         workspace_bytes=room.nbytes,
         why="",
     )
@@ -326,9 +357,8 @@ def _weigh(
     lines = kernel.tile_m * (1 if a_pitch % _LINE == 0 else times.broken_line)
     lines += columns * (1 if b_pitch % _LINE == 0 else times.broken_line)
     us = times.launch_us
-    if parts > 1:
-        moved += _parts_bytes(p, parts)
-        us += times.launch_us + _parts_bytes(p, parts) / times.memory_bytes_per_us
+    if parts > 1:  # written while nothing is multiplied, and read
+        us += times.launch_us + 2 * _parts_bytes(p, parts) / times.memory_bytes_per_us
     cached = items * steps * lines * _TILE_K * _ITEM_BYTES
     bounds = {
         "the multiprocessors": waves * (tile_us + steps * step_us),
@@ -337,13 +367,9 @@ def _weigh(
         "the L2 cache": cached / (times.cache_bytes_per_us * share),
     }
     # Where two bounds are close, both are felt: a power mean instead of the largest.
-    us += sum(bound**8 for bound in bounds.values()) ** (1 / 8)
+    us += sum(bound**16 for bound in bounds.values()) ** (1 / 16)
     largest = max(bounds, key=lambda name: bounds[name])
     return us, f"{items} tiles of {rows}x{columns} in {waves} waves, bound by {largest}"
-
-
-def _packing_us(p: Problem, strides: Strides, rows: int, times: Times) -> float:
-    return times.launch_us + 2 * _operand_bytes(p, strides, rows) / times.memory_bytes_per_us
 
 
 def _whole_tiles(size: int, tile: int) -> int:

@@ -82,6 +82,8 @@ def product_dtype(a: DType, b: DType) -> DType:
 
 def accumulator(result: DType, a: DType, b: DType) -> DType:
     """Return the type in which sums of products are held for a result of type ``result``."""
+    if result.kind in "iu" and {a.kind, b.kind} <= set("biu"):
+        return result  # sums modulo the result's width, whatever the operands' signs
     computed = np.promote_types(as_numpy(a), as_numpy(b))
     if is_narrow(result) or (result.kind == "f" and result.itemsize <= 4):
         result = np.dtype(np.float32)
@@ -137,7 +139,7 @@ def _way_out(dtype: DType) -> str:
         return f"multiply one of its fields, such as x[{dtype.names[0]!r}]"
     if dtype.kind in "mM":
         return "it holds dates or times; convert it to a number type first"
-    if dtype.kind == "V" and dtype.itemsize in (1, 2):
+    if dtype.type is np.void and dtype.itemsize in (1, 2):
         return (
             "raw bytes, as .npy files keep bfloat16 and float8; say which it is with "
             "x.view(ml_dtypes.bfloat16)"

@@ -115,6 +115,7 @@ def multiply_add(
         Added to in place, wrapping modulo 2^64.
     """
     k = a.shape[-1]
+    a, b = _reduced(a, result_bits), _reduced(b, result_bits)
     cut = choose_cut(magnitude_bits(a), magnitude_bits(b), k, result_bits)
     for start in range(0, k, cut.depth):
         stop = min(start + cut.depth, k)
@@ -125,6 +126,13 @@ def multiply_add(
             if shift := i * cut.a_width + j * cut.b_width:
                 np.left_shift(part, shift, out=part)
             np.add(total, part, out=total)
+
+
+def _reduced(x: NDArray[Any], result_bits: int) -> NDArray[Any]:
+    """Return ``x`` modulo 2^result_bits, if it is of a wider type."""
+    if 8 * x.dtype.itemsize <= result_bits:
+        return x
+    return x.astype(np.dtype(f"i{result_bits // 8}"))
 
 
 def _widths(bits: int, limbs: int, result_bits: int) -> list[tuple[int, list[int]]]:

@@ -107,7 +107,7 @@ def test_the_tiles_that_were_measured_fastest_are_chosen(
     assert tile(choose(problem(*sizes))) == fastest
 
 
-@pytest.mark.parametrize("pitch", [4097, 4104])
+@pytest.mark.parametrize("pitch", [4097, 4160])
 def test_what_sticks_out_over_whole_tiles_is_a_product_of_its_own(pitch: int) -> None:
     n = 4097
     strides = Strides(0, 0, pitch, 1)
@@ -403,6 +403,20 @@ def _add_pieces(p: Problem, x: Mapping[str, Any], flat_of: Any) -> None:
     steps = (x["c_outer"], x["c_inner"], x["c_row"], x["c_col"])
     view = strided(c, start, shape, steps)
     view[...] = x["alpha"] * total + (x["beta"] * view if x["beta"] else 0)
+
+
+def test_rows_that_straddle_lines_are_packed_where_that_is_faster() -> None:
+    small, large = choose(problem(1000, 1000, 1000)), choose(problem(8200, 8200, 8200))
+    assert (small.packs_a, small.packs_b) == (False, False)
+    assert (large.packs_a, large.packs_b) == (True, True)
+    frugal = choose(problem(8200, 8200, 8200), workspace_bytes=1 << 20)
+    assert frugal.workspace_bytes == 0
+    assert frugal.expected_us > large.expected_us
+
+
+def test_too_little_workspace_gives_what_takes_the_least() -> None:
+    p = problem(4097, 4097, 4097)
+    assert choose(p, workspace_bytes=0) == choose(p)
 
 
 def test_strips_and_bulk_cover_a_result_once() -> None:

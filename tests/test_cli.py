@@ -292,6 +292,8 @@ def test_an_interrupt_leaves_nothing_behind(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that runs in the background inherits a SIGINT that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not list(folder.glob("C.npy.part-*")):
         assert process.poll() is None, process.communicate()

@@ -238,7 +238,8 @@ class NpyOutput:
 
     def discard(self) -> None:
         """Remove the file under its temporary name; nothing happens after `commit`."""
-        self._file.close()
+        if hasattr(self, "_file"):
+            self._file.close()
         self.part.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
@@ -251,6 +252,11 @@ class NpyOutput:
         traceback: TracebackType | None,
     ) -> None:
         self.discard()
+
+    def __del__(self) -> None:
+        # A signal can arrive after the file is there and before the with statement is entered.
+        if hasattr(self, "part"):
+            self.discard()
 
     @property
     def _name(self) -> str:

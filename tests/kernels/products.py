@@ -8,9 +8,8 @@ import ml_dtypes
 import numpy as np
 
 from tests.support import exact_integers, small_integers
-from tilewise.kernels import portable_plan, targets_for
 from tilewise.kernels.hopper_plan import Strides
-from tilewise.kernels.portable_plan import Problem
+from tilewise.kernels.portable_plan import Problem, every_way
 from tilewise.kernels.portable_steps import Steps
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -76,7 +75,7 @@ def problem_of(a: Array, b: Array, c: Array, updates: bool = False) -> Problem:
 
 
 def ways_of(problem: Problem, capability: tuple[int, int] = (9, 0)) -> list[Steps]:
-    return list(portable_plan._ways(problem, targets_for(capability), 4, float("inf")))
+    return every_way(problem, capability=capability, multiprocessors=4)
 
 
 def reference(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:

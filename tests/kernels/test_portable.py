@@ -36,7 +36,7 @@ from tests.kernels.products import (
     whole,
     wrapped,
 )
-from tilewise.kernels import portable_plan, portable_steps, portable_table, targets_for
+from tilewise.kernels import portable_plan, portable_steps, portable_table
 from tilewise.kernels.portable_steps import Steps
 from tilewise.numerics.dtypes import product_dtype
 
@@ -328,7 +328,7 @@ def test_little_memory_for_sums_cuts_c(variants: Variants, monkeypatch: pytest.M
     c = np.empty(expected.shape, np.float32)
     matrix = 2 * 130 * 3 * 4
     for limit, pieces in ((1, 8), (matrix, 4), (3 * matrix, 2)):
-        *_, way = portable_plan._ways(problem_of(a, b, c), targets_for((9, 0)), 4, limit)
+        way = portable_plan.every_way(problem_of(a, b, c), workspace_bytes=limit)[-1]
         assert len(way.steps) == 2 * pieces
         poison(c)
         run(variants, way, a, b, c)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tilewise.errors import BudgetError, DTypeError
+from tilewise import kernels
+from tilewise.errors import BudgetError, DeviceError, DTypeError
 from tilewise.kernels.hopper_plan import Strides, chains
-from tilewise.kernels.portable_plan import Problem, _ways, choose
+from tilewise.kernels.portable_plan import Problem, choose, every_way
 from tilewise.kernels.portable_table import KERNELS, STORED
 
 FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64", "complex64", "complex128")
@@ -66,7 +67,7 @@ def test_how_k_is_cut_depends_on_k_alone(dtype: str) -> None:
     for k in (16, 16384, 16385, 100_000, 10_000_000):
         cuts = set()
         for m, n in ((1, 1), (16, 8192), (5000, 3)):
-            for way in _ways(problem(m, n, k, dtype), ("sm_90a",), 132, float("inf")):
+            for way in every_way(problem(m, n, k, dtype)):
                 for step in way.steps:
                     if "depth" in step.arguments:
                         cuts.add((step.arguments["parts"], step.arguments["depth"]))
@@ -89,7 +90,7 @@ def test_all_kernels_of_a_type_walk_k_alike() -> None:
     ],
 )
 def test_B3_B5_sizes_beyond_32_bits(sizes: tuple[int, int, int], dtype: str) -> None:
-    for way in _ways(problem(*sizes, dtype), ("sm_90a",), 132, float("inf")):
+    for way in every_way(problem(*sizes, dtype)):
         for step in way.steps:
             assert 0 < step.grid[0] < 2**31
             for name in ("tiles_m", "tiles_n", "inner", "parts"):
@@ -121,3 +122,21 @@ def test_large_products_go_to_fast_kernels_and_small_ones_in_one_launch() -> Non
         assert choose(problem(8192, 8192, 8192, dtype)).steps[-1].kernel == kernel
         assert len(choose(problem(100, 100, 100, dtype)).steps) == 1
     assert choose(problem(8192, 8192, 8192, "int8", "int32")).steps[-1].kernel == "i8_nt_128x256_16"
+
+
+def test_what_is_built_computes_on_the_units_that_there_are() -> None:
+    try:
+        there = kernels.manifest("portable")
+    except DeviceError as error:
+        pytest.skip(str(error))
+    units = {"fp64": "DMMA", "fp32": "FFMA", "i8": "IGMMA", "fp16": "HGMMA", "bf16": "HGMMA"}
+    for kernel in KERNELS:
+        if "sm_90a" in kernel.targets:
+            built = there[kernel.name, "sm_90a"]
+            unit = units.get(kernel.dtype, "QGMMA")
+            assert built.instructions[unit] > 0, kernel.name
+            assert kernel.dtype != "fp64" or built.rewritten == built.instructions["DMMA"]
+    for (name, target), built in there.items():
+        assert built.stack_bytes == 0, (name, target)
+        if name.startswith("i8") and target in ("sm_80", "compute_80"):
+            assert built.rewritten > 0, "sums are clamped"

@@ -9,8 +9,9 @@ a way consists of is put together in ``portable_steps``; the device code is in `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from .hopper_plan import Step, chains
 from .portable_steps import Problem, Steps, round_up
 from .portable_table import KERNELS, STORED, Kernel
 
-__all__ = ["Choice", "Problem", "choose"]
+__all__ = ["Choice", "Problem", "choose", "every_way"]
+
+Way = Callable[[Steps], None]
 
 _REAL = {"fp32": "float32", "fp64": "float64"}
 _COMPLEX = {"fp32": "complex64", "fp64": "complex128"}
@@ -79,16 +82,20 @@ def choose(
     if 0 in (problem.m, problem.n, problem.outer, problem.inner):
         return Choice(steps=(), workspace_bytes=0, expected_us=0.0, why="C is empty")
     limit = math.inf if workspace_bytes is None else workspace_bytes
-    ways = list(_ways(problem, targets_for(capability), multiprocessors, limit))
-    within = [way for way in ways if way.workspace_bytes <= limit]
-    if not within:
-        least = min(way.workspace_bytes for way in ways)
+    problem = _folded(problem)
+    ways = _ways(problem, targets_for(capability))
+    drafts = [_put_together(way, problem, multiprocessors, limit, is_draft=True) for way in ways]
+    fitting = [
+        (draft.us, number) for number, draft in enumerate(drafts) if draft.workspace_bytes <= limit
+    ]
+    if not fitting:
+        least = min(draft.workspace_bytes for draft in drafts)
         raise BudgetError(
             f"a product of {problem.m}x{problem.k} by {problem.k}x{problem.n} takes at least "
             f"{format_bytes(least)} of workspace on the GPU, and memory= allows "
             f"{format_bytes(int(limit))}; raise it"
         )
-    best = min(within, key=lambda way: way.us)
+    best = _put_together(ways[min(fitting)[1]], problem, multiprocessors, limit)
     return Choice(
         steps=tuple(best.steps),
         workspace_bytes=best.workspace_bytes,
@@ -97,38 +104,43 @@ def choose(
     )
 
 
-def _ways(
-    p: Problem, targets: tuple[str, ...], multiprocessors: int, limit: float
-) -> Iterator[Steps]:
-    """Return every way to compute a product on a device."""
-    p = _folded(p)
+def every_way(
+    problem: Problem,
+    *,
+    capability: tuple[int, int] = (9, 0),
+    multiprocessors: int = 132,
+    workspace_bytes: float = math.inf,
+) -> list[Steps]:
+    """Return all that `choose` chooses from, for a problem whose C is not empty."""
+    problem = _folded(problem)
+    return [
+        _put_together(way, problem, multiprocessors, workspace_bytes)
+        for way in _ways(problem, targets_for(capability))
+    ]
+
+
+def _put_together(
+    way: Way, problem: Problem, multiprocessors: int, limit: float, is_draft: bool = False
+) -> Steps:
+    steps = Steps(problem, multiprocessors, limit, is_draft)
+    way(steps)
+    return steps
+
+
+def _ways(p: Problem, targets: tuple[str, ...]) -> list[Way]:
+    """Return every way to compute a product with what is compiled for a device."""
     dtype, is_complex = _computed_in(p)
     kernels = [kernel for kernel in KERNELS if not set(targets).isdisjoint(kernel.targets)]
     if dtype.startswith("fp8") and all(kernel.dtype != dtype for kernel in kernels):
         dtype = "fp16"  # which holds every float8; its products are summed in float32 too
-    of_type = [kernel for kernel in kernels if kernel.dtype == dtype]
+    kernels = [kernel for kernel in kernels if kernel.dtype == dtype]
     if p.k == 0:
-        steps = Steps(p, multiprocessors, limit)
-        steps.why.append("K is 0")
-        steps.finish_nothing(of_type[0].sums, is_complex)
-        yield steps
-        return
+        return [partial(_finish_nothing, sums=kernels[0].sums, is_complex=is_complex)]
     if dtype == "i8":
-        steps = Steps(p, multiprocessors, limit)
-        steps.why.append("integers one by one")
-        steps.multiply_integers()
-        yield steps
-    for kernel in of_type:
-        steps = Steps(p, multiprocessors, limit)
-        if dtype == "i8":
-            _multiply_limbs(steps, kernel)
-            if kernel.vector < 16 and len(steps.why) > 1:
-                continue  # what is packed can be read in whole vectors
-        elif kernel.is_complex and not (is_complex and p.a_dtype == p.b_dtype == _COMPLEX[dtype]):
-            continue
-        else:
-            _multiply_floats(steps, kernel, is_complex)
-        yield steps
+        return [_multiply_integers, *(partial(_multiply_limbs, kernel=each) for each in kernels)]
+    if not (is_complex and p.a_dtype == p.b_dtype == _COMPLEX[dtype]):
+        kernels = [kernel for kernel in kernels if not kernel.is_complex]
+    return [partial(_multiply_floats, kernel=each, is_complex=is_complex) for each in kernels]
 
 
 def _folded(p: Problem) -> Problem:
@@ -177,6 +189,16 @@ def _computed_in(p: Problem) -> tuple[str, bool]:
     return "fp32", False
 
 
+def _finish_nothing(steps: Steps, sums: str, is_complex: bool) -> None:
+    steps.why.append("K is 0")
+    steps.finish_nothing(sums, is_complex)
+
+
+def _multiply_integers(steps: Steps) -> None:
+    steps.why.append("integers one by one")
+    steps.multiply_integers()
+
+
 def _multiply_floats(steps: Steps, kernel: Kernel, is_complex: bool) -> None:
     """Pack what the kernel does not read as it is, multiply, and finish what it does not write."""
     p, a, b = steps.problem, steps.a, steps.b
@@ -213,6 +235,9 @@ def _multiply_limbs(steps: Steps, kernel: Kernel) -> None:
     size = steps.integer_size
     a_limbs, b_limbs = _limb_count(p.a_dtype, size), _limb_count(p.b_dtype, size)
     is_single = a_limbs == b_limbs == 1
+    is_read_as_it_is = is_single and a.suits(kernel, True) and b.suits(kernel, True)
+    if kernel.vector < 16 and not is_read_as_it_is:
+        steps.us = math.inf  # what is packed can be read in whole vectors
     if not (is_single and a.suits(kernel, True)):
         a = steps.pack_limbs(a, a_limbs, is_reversed=False)
     if not (is_single and b.suits(kernel, True)):

@@ -142,9 +142,16 @@ class Steps:
 
     Operands are numbered a, b, c, workspace. C is written along its rows, where it can be: if its
     columns have the unit stride, then ``problem`` is the transposed one, and ``a`` is b's operand.
+    A draft counts time and workspace alone.
     """
 
-    def __init__(self, problem: Problem, multiprocessors: int, sums_bytes: float) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        multiprocessors: int,
+        sums_bytes: float = math.inf,
+        is_draft: bool = False,
+    ) -> None:
         turns = problem.c.col != 1 and problem.c.row == 1 and problem.n > 1
         self.problem = p = problem.transposed if turns else problem
         self.multiprocessors = multiprocessors
@@ -154,6 +161,7 @@ class Steps:
         self.why = ["C is written by columns"] if turns else []
         self._sums_bytes = min(sums_bytes, _SUMS_BYTES)
         self._sums_at: int | None = None
+        self._is_draft = is_draft
         self.a = self._operand(Pointer(int(turns)), p.a, p.m, p.k, p.a_dtype)
         self.b = self._operand(Pointer(int(not turns)), p.b.transposed, p.n, p.k, p.b_dtype)
         self.c = self._operand(Pointer(2), p.c, p.m, p.n, p.c_dtype)
@@ -255,24 +263,25 @@ class Steps:
         """Write C by the kernel for integers of any type."""
         p, a, b, c = self.problem, self.a, self.b, self.c
         for chunk in self._chunks(_tile_count(p, INTEGERS_TILE, INTEGERS_TILE)):
+            tiles_m, tiles_n = _tiles(chunk.rows, p.n, INTEGERS_TILE, INTEGERS_TILE)
+            programs = tiles_m * tiles_n * chunk.matrices
+            self._take(self._multiply_us(programs, 2 * INTEGERS_TILE**2 * p.k, _INTEGERS_RATE))
+            if self._is_draft:
+                continue
             arguments = (
                 _named("a b c", a.at(*chunk.start), b.at(*chunk.start[:2]), c.at(*chunk.start))
                 | _named("m n k inner", chunk.rows, p.n, p.k, chunk.inner)
                 | _stepped("a", a.strides)
                 | _stepped("b", b.strides.transposed)
                 | _stepped("c", c.strides)
-                | _named("tiles_m tiles_n", *_tiles(chunk.rows, p.n, INTEGERS_TILE, INTEGERS_TILE))
+                | _named("tiles_m tiles_n", tiles_m, tiles_n)
                 | _named("a_size a_sign", a.item_bytes, _sign_bit(a.dtype))
                 | _named(
                     "b_size b_sign c_size", b.item_bytes, _sign_bit(b.dtype), self.integer_size
                 )
                 | self._factors(0, False)
             )
-            programs = math.prod(_tiles(chunk.rows, p.n, INTEGERS_TILE, INTEGERS_TILE))
-            us = self._multiply_us(
-                programs * chunk.matrices, 2 * INTEGERS_TILE**2 * p.k, _INTEGERS_RATE
-            )
-            self._launch("integers", programs * chunk.matrices, us, arguments)
+            self._launch("integers", programs, arguments)
 
     def tiles(self, kernel: Kernel) -> int:
         """Return the number of a kernel's tiles that one matrix has."""
@@ -329,23 +338,24 @@ class Steps:
         copied_bytes = outer * inner * high * row * copy.item_bytes
         self.workspace_bytes += round_up(copied_bytes, _GRAIN)
         tiles_m, tiles_n = _tiles(high, width, tile, tile)
-        arguments = (
-            _named("source target rows row_step", x.pointer, place, high, row)
-            | _named("across_size across_step along_size along_step", *across[:2], *along[:2])
-            | _named("outer_step inner_step inner", s.outer, s.inner, inner)
-            | _named("tiles_m tiles_n is_turned", tiles_m, tiles_n, int(is_turned))
-            | extra
-        )
-        if name.endswith("_complex"):
-            pairs = (across[2], along[2], int(not x.is_by_rows))
-            arguments |= _named("across_pairs along_pairs sums_across", *pairs)
-        read_bytes = outer * inner * x.rows * x.cols * x.item_bytes
-        us = (read_bytes + copied_bytes) / _BYTES_PER_US
-        self.why.append(f"{'b' if x is self.b else 'a'} is packed")
         programs = tiles_m * tiles_n * outer * inner
+        read_bytes = outer * inner * x.rows * x.cols * x.item_bytes
+        self._take((read_bytes + copied_bytes) / _BYTES_PER_US)
+        self.why.append(f"{'b' if x is self.b else 'a'} is packed")
         if programs > _MOST_PROGRAMS:
-            us = math.inf  # there are ways without a copy
-        self._launch(name, programs, us, arguments)
+            self.us = math.inf  # there are ways without a copy
+        if not self._is_draft:
+            arguments = (
+                _named("source target rows row_step", x.pointer, place, high, row)
+                | _named("across_size across_step along_size along_step", *across[:2], *along[:2])
+                | _named("outer_step inner_step inner", s.outer, s.inner, inner)
+                | _named("tiles_m tiles_n is_turned", tiles_m, tiles_n, int(is_turned))
+                | extra
+            )
+            if name.endswith("_complex"):
+                pairs = (across[2], along[2], int(not x.is_by_rows))
+                arguments |= _named("across_pairs along_pairs sums_across", *pairs)
+            self._launch(name, programs, arguments)
         matrix = high * row
         strides = Strides(
             outer=matrix * inner if s.outer else 0,
@@ -396,13 +406,18 @@ class Steps:
         # Complex matrices are real ones to the kernels, of twice as many columns.
         twice = 1 + is_complex
         n = self.problem.n * twice
+        tiles_m, tiles_n = _tiles(chunk.rows, n, *kernel.tile[:2])
+        programs = tiles_m * tiles_n * chunk.matrices * parts
+        tile_terms = math.prod(kernel.tile[:2]) * min(depth, terms) * twice
+        self._take(self._multiply_us(programs, 2 * tile_terms, kernel.rate))
+        if self._is_draft:
+            return
         a_steps, b_steps, c_steps = a.strides, b.strides.transposed, c.strides
         if is_complex and not is_apart:
             c_steps = replace(_doubled(c_steps), col=c_steps.col)
         if kernel.is_complex:
             a_steps, b_steps = _doubled(a_steps), _doubled(b_steps)
             c_steps = replace(c_steps, col=2 * c_steps.col)
-        tiles_m, tiles_n = _tiles(chunk.rows, n, *kernel.tile[:2])
         factors = _named("alpha beta", 1, 0) if is_apart else self._factors(0, False)
         arguments = (
             _named("a b", a.at(*chunk.start), b.at(*chunk.start[:2]))
@@ -416,12 +431,9 @@ class Steps:
             | _named("tiles_m tiles_n wide", tiles_m, tiles_n, int(c.dtype != kernel.narrow))
             | factors
         )
-        programs = tiles_m * tiles_n * chunk.matrices * parts
-        tile_terms = math.prod(kernel.tile[:2]) * min(depth, terms) * twice
-        us = self._multiply_us(programs, 2 * tile_terms, kernel.rate)
         fixed = fixed_arguments(kernel)
         given = {name: value for name, value in arguments.items() if name not in fixed}
-        self._launch(kernel.name, programs, us, given)
+        self._launch(kernel.name, programs, given)
 
     def _finish(
         self,
@@ -438,6 +450,10 @@ class Steps:
         tiles_m, tiles_n = _tiles(chunk.rows, p.n, *FINISH_TILE)
         is_integer = sums == "i32"
         part = chunk.matrices * chunk.rows * row
+        written = chunk.matrices * chunk.rows * p.n * self.c.item_bytes
+        self._take((parts * part * _BYTES[sums] + written) / _BYTES_PER_US)
+        if self._is_draft:
+            return
         arguments = (
             _named("sums c", place, self.c.at(*chunk.start))
             | _named("rows cols inner", chunk.rows, p.n, chunk.inner)
@@ -449,10 +465,8 @@ class Steps:
         )
         if is_integer:
             arguments["power"] = power
-        written = chunk.matrices * chunk.rows * p.n * self.c.item_bytes
-        us = (parts * part * _BYTES[sums] + written) / _BYTES_PER_US
         name = f"finish_{sums}" + "_complex" * is_complex
-        self._launch(name, tiles_m * tiles_n * chunk.matrices, us, arguments)
+        self._launch(name, tiles_m * tiles_n * chunk.matrices, arguments)
 
     def _factors(self, power: int, is_complex: bool) -> dict[str, Argument]:
         """Return alpha and beta: the caller's, and 1 for what is added to the power before."""
@@ -469,16 +483,19 @@ class Steps:
         """Return how long the busiest multiprocessor takes for its programs."""
         return math.ceil(programs / self.multiprocessors) * work * 132 / (rate * 1e6)
 
-    def _launch(self, kernel: str, programs: int, us: float, given: dict[str, Argument]) -> None:
+    def _take(self, us: float) -> None:
+        """Count the time of a launch."""
+        self.us += us + _LAUNCH_US
+
+    def _launch(self, kernel: str, programs: int, given: dict[str, Argument]) -> None:
         """Add a launch, whose arguments refer to operands by their positions in `Step.operands`."""
         used = sorted({x.operand for x in given.values() if isinstance(x, Pointer)})
         local = {
-            name: replace(x, operand=used.index(x.operand)) if isinstance(x, Pointer) else x
+            name: Pointer(used.index(x.operand), x.offset_bytes) if isinstance(x, Pointer) else x
             for name, x in given.items()
         }
         numbers = sum(isinstance(x, Number) for x in given.values())
         self.steps.append(Step(kernel, (programs,), local, tuple(used), numbers))
-        self.us += us + _LAUNCH_US
 
 
 def round_up(size: int, step: int) -> int:

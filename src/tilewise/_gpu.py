@@ -88,17 +88,17 @@ def recipe(
     (m, k), n = a.shape[-2:], b.shape[-1]
     axes = _merged(batch, stacks)
     outside, (outer, inner) = axes[:-2], axes[-2:]
+    offsets = tuple(_places(outside))
     strides = [
         Strides(
             outer=outer.steps[i] // x.dtype.itemsize,
             inner=inner.steps[i] // x.dtype.itemsize,
             row=stack[-2] // x.dtype.itemsize,
             col=stack[-1] // x.dtype.itemsize,
-            is_aligned=x.aligned,
+            is_aligned=x.aligned and all(places[i] % 16 == 0 for places in offsets),
         )
         for i, (x, stack) in enumerate(zip((a, b, c), stacks, strict=True))
     ]
-    offsets = tuple(_places(outside))
     hopper = _hopper(a, b, c, (m, n, k), strides, (outer.size, inner.size), gpu, updates)
     if hopper is not None:
         choice = hopper_plan.choose(hopper, gpu.multiprocessors)

@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks.harness import Benchmark
 from tilewise import kernels
 from tilewise.errors import DeviceError
-from tilewise.kernels.hopper_plan import Choice, Problem, Strides, choose, launches
+from tilewise.kernels.hopper_plan import Choice, Problem, choose, launches
+from tilewise.kernels.steps import Strides
 from tilewise.runtime import device
 from tilewise.runtime.launch import Launch
 

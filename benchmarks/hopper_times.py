@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from benchmarks import hopper
 from benchmarks.harness import RESULTS, machine
-from tilewise.kernels.hopper_plan import Choice, Problem, Strides, choices
+from tilewise.kernels.hopper_plan import Choice, Problem, choices
 from tilewise.kernels.hopper_table import KERNELS, TIMES, Times
+from tilewise.kernels.steps import Strides
 from tilewise.runtime import device
 
 SHAPES = (

@@ -18,8 +18,8 @@ from benchmarks.harness import Benchmark
 from benchmarks.hopper import capture, clock
 from tilewise import kernels
 from tilewise.errors import DeviceError
-from tilewise.kernels.hopper_plan import Strides
 from tilewise.kernels.portable_plan import Choice, Problem, choose
+from tilewise.kernels.steps import Strides
 from tilewise.runtime import device
 from tilewise.runtime.launch import Launch
 

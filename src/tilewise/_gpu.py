@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernels import find, hopper_plan, portable_plan
-from .kernels.hopper_plan import Step, Strides
+from .kernels.steps import Step, Strides
 from .runtime import memory, streams
 from .runtime.arrays import DeviceArray, contiguous_strides, copied, to_device, to_host
 from .runtime.device import DeviceFacts, facts

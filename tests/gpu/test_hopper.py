@@ -24,11 +24,11 @@ from tilewise.kernels.hopper_plan import (
     LONGEST_CHAIN,
     Choice,
     Problem,
-    Strides,
     choices,
     choose,
     launches,
 )
+from tilewise.kernels.steps import Strides
 from tilewise.numerics.bounds import bound
 from tilewise.runtime import device, memory, streams
 from tilewise.runtime.launch import Launch

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 
 from tests.support import exact_integers, small_integers
-from tilewise.kernels.hopper_plan import Strides
 from tilewise.kernels.portable_plan import Problem, every_way
 from tilewise.kernels.portable_steps import Steps
+from tilewise.kernels.steps import Strides
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -23,13 +23,13 @@ from tilewise.kernels.hopper_plan import (
     LONGEST_CHAIN,
     MOST_PIECES,
     Problem,
-    Strides,
     chains,
     choices,
     choose,
     launches,
 )
 from tilewise.kernels.hopper_table import KERNELS, Kernel, Times
+from tilewise.kernels.steps import Strides
 from tilewise.runtime.arguments import Number, Pointer, Tensor
 
 MARGIN = 64

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tilewise.runtime.arguments import Argument, Number, Pointer, Tensor
 
 from .hopper_table import KERNELS, PACKED_TILE, SUMMED_TILE, Kernel, Times
+from .steps import Step, Strides, round_up
 
 __all__ = [
     "Choice",
     "Problem",
-    "Step",
-    "Strides",
     "chains",
     "choices",
     "choose",
@@ -47,24 +46,6 @@ _MOST_BLOCKS = 2**31 - 1
 _MOST_STEP = 2**39  # a tensor map holds steps of less than 2^40 bytes
 
 _Arguments = dict[str, Argument]
-
-
-@dataclass(frozen=True, slots=True)
-class Strides:
-    """Steps of a stack of matrices from one element to the next, in elements, along each axis.
-
-    ``is_aligned`` says whether the first element's address is a multiple of 16 bytes.
-    """
-
-    outer: int
-    inner: int
-    row: int
-    col: int
-    is_aligned: bool = True
-
-    @property
-    def transposed(self) -> Strides:
-        return replace(self, row=self.col, col=self.row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,21 +102,6 @@ class Choice:
     strips: tuple[Choice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One launch: a kernel's name, its grid, and an argument for each parameter.
-
-    The launch is given ``operands``, out of a, b, c and the workspace (0 to 3), in this order, to
-    which its arguments refer by position, and the first ``numbers`` of alpha and beta.
-    """
-
-    kernel: str
-    grid: tuple[int]
-    arguments: Mapping[str, Argument]
-    operands: tuple[int, ...]
-    numbers: int
-
-
 def choose(
     problem: Problem,
     multiprocessors: int = 132,
@@ -190,8 +156,8 @@ def chains(k: int) -> tuple[int, int]:
     This is what the order of summation depends on, and it sees nothing but K.
     """
     if k <= LONGEST_CHAIN:
-        return 1, _round_up(k, _TILE_K)
-    piece = max(LEAST_PIECE, _round_up(math.ceil(k / MOST_PIECES), _TILE_K))
+        return 1, round_up(k, _TILE_K)
+    piece = max(LEAST_PIECE, round_up(math.ceil(k / MOST_PIECES), _TILE_K))
     return math.ceil(k / piece), piece
 
 
@@ -227,7 +193,7 @@ class _Room:
 
     def take(self, nbytes: int) -> Pointer:
         pointer = Pointer(3, self.nbytes)
-        self.nbytes = _round_up(self.nbytes + nbytes, self.STEP)
+        self.nbytes = round_up(self.nbytes + nbytes, self.STEP)
         return pointer
 
 
@@ -331,7 +297,7 @@ def _single(
         group=max(1, round(math.sqrt(multiprocessors * kernel.tile_n / kernel.rows))),
         blocks=min(items, multiprocessors),
         expected_us=base.expected_us + us,
-        workspace_bytes=base.workspace_bytes + _round_up(parts_bytes, _Room.STEP),
+        workspace_bytes=base.workspace_bytes + round_up(parts_bytes, _Room.STEP),
         why=why,
     )
 
@@ -408,7 +374,7 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: _Room) -> I
         common |= {f"{name}_outer": int(outer > 1), f"{name}_inner": int(inner > 1)}
     if kernel.way == "mapped":
         mapped: _Arguments = {"c": _tensor(p, c, p.c, p.m, p.n, True), "alpha": Number(0)}
-        yield _step(kernel.name, part.blocks, common | mapped)
+        yield Step.of(kernel.name, part.blocks, common | mapped)
         return
     out: _Arguments = {
         "c": c,
@@ -422,9 +388,9 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: _Room) -> I
     }
     common |= {"pieces": part.parts, "piece_k": part.piece_k}
     if part.parts == 1:
-        yield _step(kernel.name, part.blocks, common | out | {"c_piece": 0})
+        yield Step.of(kernel.name, part.blocks, common | out | {"c_piece": 0})
         return
-    row = _round_up(p.n, _VECTOR)
+    row = round_up(p.n, _VECTOR)
     piece, matrix = p.m * row, p.m * row * part.parts
     parts = room.take(_parts_bytes(p, part.parts))
     apart: _Arguments = {
@@ -438,7 +404,7 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: _Room) -> I
         "c_row": row,
         "c_col": 1,
     }
-    yield _step(kernel.name, part.blocks, common | apart)
+    yield Step.of(kernel.name, part.blocks, common | apart)
     sums: _Arguments = {
         "parts": parts,
         "part_matrix": matrix,
@@ -451,22 +417,11 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: _Room) -> I
     }
     high, broad = SUMMED_TILE
     tiles = math.ceil(p.m / high) * math.ceil(p.n / broad) * p.outer * p.inner
-    yield _step(f"add_pieces_{p.dtype}", tiles, sums | out)
+    yield Step.of(f"add_pieces_{p.dtype}", tiles, sums | out)
 
 
 def _moved(pointer: Pointer, nbytes: int) -> Pointer:
     return replace(pointer, offset_bytes=pointer.offset_bytes + nbytes)
-
-
-def _step(kernel: str, blocks: int, arguments: Mapping[str, Argument]) -> Step:
-    """Return a launch of arguments that refer to operands by the numbers of `Step.operands`."""
-    given = arguments.values()
-    used = sorted({x.operand for x in given if isinstance(x, Pointer | Tensor)})
-    local = {
-        name: replace(x, operand=used.index(x.operand)) if isinstance(x, Pointer | Tensor) else x
-        for name, x in arguments.items()
-    }
-    return Step(kernel, (blocks,), local, tuple(used), sum(isinstance(x, Number) for x in given))
 
 
 def _pack(
@@ -491,14 +446,14 @@ def _pack(
         "target_row": packed.row if along_k else packed.col,
     }
     tiles = math.ceil(high / PACKED_TILE[0]) * math.ceil(wide / PACKED_TILE[1]) * outer * inner
-    return _step("pack_16", min(tiles, _MOST_BLOCKS), arguments), target, packed
+    return Step.of("pack_16", min(tiles, _MOST_BLOCKS), arguments), target, packed
 
 
 def _packed(p: Problem, strides: Strides, rows: int, along_k: bool, room: _Room) -> Strides:
     """Take room for the copy of an operand, given as rows×k; return its strides."""
     high, wide = (rows, p.k) if along_k else (p.k, rows)
     outer, inner = _stacked(p, strides)
-    pitch = _round_up(wide, _LINE)
+    pitch = round_up(wide, _LINE)
     room.take(outer * inner * high * pitch * _ITEM_BYTES)
     return Strides(
         outer=high * pitch * inner if outer > 1 else 0,
@@ -514,7 +469,7 @@ def _tensor(
     """Describe a stack of matrices for a tensor map: (outer, inner, far axis, unit-stride axis)."""
     far, near = (rows, columns) if along_columns else (columns, rows)
     # The step of an axis of size 1 is never taken, and has to be one that TMA accepts.
-    step = (strides.row if along_columns else strides.col) if far > 1 else _round_up(near, _VECTOR)
+    step = (strides.row if along_columns else strides.col) if far > 1 else round_up(near, _VECTOR)
     outer, inner = _stacked(p, strides)
     return Tensor(
         pointer.operand,
@@ -570,8 +525,4 @@ def _operand_bytes(p: Problem, strides: Strides, rows: int) -> int:
 
 
 def _parts_bytes(p: Problem, parts: int) -> int:
-    return 4 * p.outer * p.inner * parts * p.m * _round_up(p.n, _VECTOR)
-
-
-def _round_up(size: int, step: int) -> int:
-    return -(-size // step) * step
+    return 4 * p.outer * p.inner * parts * p.m * round_up(p.n, _VECTOR)

@@ -19,9 +19,10 @@ from tilewise._memory import format_bytes
 from tilewise.errors import BudgetError, DTypeError
 
 from . import targets_for
-from .hopper_plan import Step, chains
-from .portable_steps import Problem, Steps, round_up
+from .hopper_plan import chains
+from .portable_steps import Problem, Steps
 from .portable_table import KERNELS, STORED, Kernel
+from .steps import Step, round_up
 
 __all__ = ["Choice", "Problem", "choose", "every_way"]
 

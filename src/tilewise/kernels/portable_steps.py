@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from tilewise.runtime.launch import Number, Pointer
 
-from .hopper_plan import Step, Strides
 from .portable_table import FINISH_TILE, INTEGERS_TILE, PACK_TILES, STORED, Kernel, fixed_arguments
+from .steps import Step, Strides, round_up
 
-__all__ = ["Chunk", "Operand", "Problem", "Steps", "round_up"]
+__all__ = ["Chunk", "Operand", "Problem", "Steps"]
 
 Argument = Number | Pointer | float
 
@@ -281,7 +281,7 @@ class Steps:
                 )
                 | self._factors(0, False)
             )
-            self._launch("integers", programs, arguments)
+            self.steps.append(Step.of("integers", programs, arguments))
 
     def tiles(self, kernel: Kernel) -> int:
         """Return the number of a kernel's tiles that one matrix has."""
@@ -355,7 +355,7 @@ class Steps:
             if name.endswith("_complex"):
                 pairs = (across[2], along[2], int(not x.is_by_rows))
                 arguments |= _named("across_pairs along_pairs sums_across", *pairs)
-            self._launch(name, programs, arguments)
+            self.steps.append(Step.of(name, programs, arguments))
         matrix = high * row
         strides = Strides(
             outer=matrix * inner if s.outer else 0,
@@ -433,7 +433,7 @@ class Steps:
         )
         fixed = fixed_arguments(kernel)
         given = {name: value for name, value in arguments.items() if name not in fixed}
-        self._launch(kernel.name, programs, given)
+        self.steps.append(Step.of(kernel.name, programs, given))
 
     def _finish(
         self,
@@ -466,7 +466,7 @@ class Steps:
         if is_integer:
             arguments["power"] = power
         name = f"finish_{sums}" + "_complex" * is_complex
-        self._launch(name, tiles_m * tiles_n * chunk.matrices, arguments)
+        self.steps.append(Step.of(name, tiles_m * tiles_n * chunk.matrices, arguments))
 
     def _factors(self, power: int, is_complex: bool) -> dict[str, Argument]:
         """Return alpha and beta: the caller's, and 1 for what is added to the power before."""
@@ -486,21 +486,6 @@ class Steps:
     def _take(self, us: float) -> None:
         """Count the time of a launch."""
         self.us += us + _LAUNCH_US
-
-    def _launch(self, kernel: str, programs: int, given: dict[str, Argument]) -> None:
-        """Add a launch, whose arguments refer to operands by their positions in `Step.operands`."""
-        used = sorted({x.operand for x in given.values() if isinstance(x, Pointer)})
-        local = {
-            name: Pointer(used.index(x.operand), x.offset_bytes) if isinstance(x, Pointer) else x
-            for name, x in given.items()
-        }
-        numbers = sum(isinstance(x, Number) for x in given.values())
-        self.steps.append(Step(kernel, (programs,), local, tuple(used), numbers))
-
-
-def round_up(size: int, step: int) -> int:
-    """Return the least multiple of ``step`` that is not below ``size``."""
-    return -(-size // step) * step
 
 
 def _named(names: str, *values: Any) -> dict[str, Argument]:

@@ -1,0 +1,64 @@
+"""What planners of every family say of a product: where operands lie, and what is launched.
+
+Pure data; nothing here knows a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilewise.runtime.arguments import Argument, Number, Pointer, Tensor
+
+__all__ = ["Step", "Strides", "round_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """Steps of a stack of matrices from one element to the next, in elements, along each axis.
+
+    ``is_aligned`` says whether the first element's address is a multiple of 16 bytes.
+    """
+
+    outer: int
+    inner: int
+    row: int
+    col: int
+    is_aligned: bool = True
+
+    @property
+    def transposed(self) -> Strides:
+        return replace(self, row=self.col, col=self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One launch: a kernel's name, its grid, and an argument for each parameter.
+
+    The launch is given ``operands``, out of a, b, c and the workspace (0 to 3), in this order, to
+    which its arguments refer by position, and the first ``numbers`` of alpha and beta.
+    """
+
+    kernel: str
+    grid: tuple[int]
+    arguments: Mapping[str, Argument]
+    operands: tuple[int, ...]
+    numbers: int
+
+    @classmethod
+    def of(cls, kernel: str, programs: int, given: Mapping[str, Argument]) -> Step:
+        """Return a launch of arguments that refer to operands by the numbers above."""
+        used = sorted({x.operand for x in given.values() if isinstance(x, Pointer | Tensor)})
+        local = {
+            name: replace(x, operand=used.index(x.operand))
+            if isinstance(x, Pointer | Tensor)
+            else x
+            for name, x in given.items()
+        }
+        numbers = sum(isinstance(x, Number) for x in given.values())
+        return cls(kernel, (programs,), local, tuple(used), numbers)
+
+
+def round_up(size: int, step: int) -> int:
+    """Return the least multiple of ``step`` that is not below ``size``."""
+    return -(-size // step) * step

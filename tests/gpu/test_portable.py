@@ -73,10 +73,13 @@ def ways(a: Array, b: Array, c: Array, *, updates: bool = False) -> list[Steps]:
     return ways_of(problem_of(a, b, c, updates), capability())
 
 
-def owner_of(x: Array) -> Array:
+def bytes_of_owner(x: Array) -> Array:
+    """Return all bytes of the memory that x is a view of, in place."""
     while isinstance(x.base, np.ndarray):
         x = x.base
-    return x.view(np.uint8).reshape(-1) if x.flags.c_contiguous else np.ascontiguousarray(x)
+    raw = x.ravel(order="K").view(np.uint8)
+    assert np.may_share_memory(raw, x), "a copy"
+    return raw
 
 
 def run(
@@ -95,7 +98,7 @@ def run(
     places, pointers = [], []
     try:
         for x in (a, b, c):
-            raw = owner_of(x)
+            raw = bytes_of_owner(x)
             # Addresses keep what they are modulo 256.
             shift = raw.ctypes.data % 256
             place = memory.allocate(raw.size + 256, 0, stream)
@@ -112,7 +115,7 @@ def run(
             launch(
                 stream, tuple(pointers[i] for i in step.operands), tuple(numbers[: step.numbers])
             )
-        raw = owner_of(c)
+        raw = bytes_of_owner(c)
         shift = raw.ctypes.data % 256
         found = np.empty(shift + raw.size, np.uint8)
         memory.read(places[2], found, stream)

@@ -406,10 +406,12 @@ def test_a_product_that_starts_early_waits_for_the_one_before() -> None:
             for place, x in zip(places, (one, b, two), strict=True):
                 memory.write(place, x.flat.view(np.uint8), stream)
             at = [x.pointer + y.first * 2 for x, y in zip(places, (one, b, two), strict=True)]
+            # Shared by all turns, as a stream's workspace is.
+            room = held.enter_context(memory.allocate(max(choice.workspace_bytes, 1), 0, stream))
             for turn in range(turns):
                 source, target = (at[0], at[2]) if turn % 2 == 0 else (at[2], at[0])
                 for step, launch in prepared:
-                    given = tuple((source, at[1], target)[i] for i in step.operands)
+                    given = tuple((source, at[1], target, room.pointer)[i] for i in step.operands)
                     launch(stream, given, (1.0, 0.0)[: step.numbers])
             flat = np.empty_like(one.flat)
             memory.read(places[0], flat.view(np.uint8), stream)

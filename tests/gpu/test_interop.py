@@ -67,7 +67,9 @@ def test_F7_F12_results_are_of_the_operands_kind() -> None:
         tw.matmul(cupy.ones((33, 70), np.float32), t.float().T)
 
 
-def test_F7_jax_arrays() -> None:
+def test_F7_jax_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else JAX takes three quarters of the device for itself, and the tests after this one lack it.
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax = pytest.importorskip("jax", reason="jax is not installed")
     if jax.default_backend() != "gpu":
         pytest.skip("jax sees no GPU")

@@ -167,6 +167,26 @@ def test_dtype_is_the_type_of_the_result(folder: Folder, rng: np.random.Generato
     assert np.array_equal(c, (a.astype("f4") @ b.astype("f4")).astype(c.dtype))
 
 
+def test_stacks_in_fortran_order_are_read_in_long_stretches(
+    folder: Folder, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbours in such a file belong to different matrices."""
+    a = np.asfortranarray(small_integers(rng, (60, 150, 160), "float32"))
+    b = np.asfortranarray(small_integers(rng, (60, 160, 70), "float32"))
+    lengths = []
+    preadv = os.preadv
+
+    def counting(fd: int, buffers: list[Any], offset: int) -> int:
+        lengths.append(sum(len(buffer) for buffer in buffers))
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counting)
+    plan, c = folder.multiply(a, b, memory="9MiB")
+    assert not plan.schedule.is_whole
+    assert np.array_equal(c, np.matmul(a, b))
+    assert np.mean(lengths) >= 60 * 4
+
+
 def test_a_file_may_be_both_operands(folder: Folder, rng: np.random.Generator) -> None:
     a = small_integers(rng, (300, 300), "float32")
     path = folder.save("a.npy", a)

@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewise.outofcore.choice import choose_schedule, least_budget
 from tilewise.outofcore.schedule import (
     Job,
     Schedule,
     Side,
     batch_slices,
-    choose_schedule,
     choose_tiles,
-    least_budget,
     pick,
 )
 
@@ -36,8 +35,21 @@ def job(
     return Job(
         batch=batch,
         k=k,
-        a=Side(m, itemsize, options.pop("a_along_k", True), options.pop("a_batch", batch)),
-        b=Side(n, itemsize, options.pop("b_along_k", False), options.pop("b_batch", batch)),
+        a=Side(
+            m,
+            itemsize,
+            options.pop("a_along_k", True),
+            options.pop("a_batch", batch),
+            options.pop("is_inside", False),
+            options.pop("a_chunk", (1, 1)),
+        ),
+        b=Side(
+            n,
+            itemsize,
+            options.pop("b_along_k", False),
+            options.pop("b_batch", batch),
+            chunk=options.pop("b_chunk", (1, 1)),
+        ),
         **(given | options),
     )
 
@@ -60,6 +72,10 @@ def jobs(draw: Any) -> Job:
         b_along_k=draw(st.booleans()),
         panel_bytes=draw(st.sampled_from([0, 8, 48])),
         sum_itemsize=draw(st.sampled_from([4, 8])),
+        is_inside=draw(st.booleans()),
+        a_chunk=draw(st.sampled_from([(1, 1), (1, 100), (30, 20)])),
+        b_chunk=draw(st.sampled_from([(1, 1), (64, 64)])),
+        staging_bytes=draw(st.sampled_from([0, 5000])),
     )
 
 
@@ -175,8 +191,63 @@ def test_small_matrices_of_a_batch_go_many_at_a_time() -> None:
     schedule = choose_schedule(job(30, 20, 10, batch=(100, 50)), 10 << 20)
     assert schedule is not None
     assert schedule.at_once > 500
-    assert "matrices of the batch" in str(schedule)
+    assert "matrices at once" in str(schedule)
     follow(schedule)
+
+
+def test_tiles_keep_to_the_chunks_of_the_files() -> None:
+    given = job(20_000, 20_000, 20_000, a_chunk=(1000, 500), b_chunk=(300, 2000))
+    schedule = choose_schedule(given, 1 << 30)
+    assert schedule is not None
+    assert schedule.tile_m % 1000 == 0
+    assert schedule.tile_n % 300 == 0
+    assert schedule.tile_k % 2000 == 0
+    assert schedule.job.a.elements(given.k, schedule.tile_m, schedule.tile_k) == 20_000**2
+    # Where a chunk is larger than what fits, tiles are smaller and it is read more often.
+    schedule = choose_schedule(given, 2 << 20)
+    assert schedule is not None
+    assert schedule.job.a.elements(given.k, schedule.tile_m, schedule.tile_k) > 20_000**2
+    follow(choose_schedule(job(300, 200, 400, a_chunk=(64, 64)), 200 << 10))  # type: ignore[arg-type]
+
+
+def test_matrices_that_lie_inside_one_another_are_read_together() -> None:
+    given = job(2000, 1000, 1500, batch=(40,), a_along_k=False, is_inside=True)
+    schedule = choose_schedule(given, 64 << 20)
+    assert schedule is not None
+    assert schedule.at_once == 40
+    assert schedule.tile_m < 2000
+    assert schedule.held_bytes <= 64 << 20
+    follow(choose_schedule(job(200, 100, 150, batch=(4,), is_inside=True), 500 << 10))  # type: ignore[arg-type]
+
+
+def test_what_is_done_is_not_done_again() -> None:
+    schedule = choose_schedule(job(300, 200, 400), 200 << 10)
+    assert schedule is not None
+    every = list(schedule.steps())
+    assert sorted({step.tile for step in every}) == list(range(schedule.tile_count))
+    done = set(range(0, schedule.tile_count, 2))
+    rest = list(schedule.steps(done))
+    assert [(s.c, s.a.box, s.tile) for s in rest] == [
+        (s.c, s.a.box, s.tile) for s in every if s.tile not in done
+    ]
+    held: dict[Any, Any] = {}
+    for step in rest:  # what is skipped is not taken for read
+        for side, panel in (("a", step.a), ("b", step.b)):
+            if panel.is_read:
+                held[side, panel.slot] = panel.box
+            assert held[side, panel.slot] == panel.box
+
+
+def test_parts_of_tiles_keep_to_one_grid() -> None:
+    for sizes in ((3000, 2000, 1000), (5000, 5000, 70), (100, 9000, 900)):
+        schedule = choose_schedule(job(*sizes), 1 << 20)
+        assert schedule is not None
+        inner = schedule.inner
+        for size, tile, part in (
+            (sizes[0], schedule.tile_m, inner.tile_m),
+            (sizes[1], schedule.tile_n, inner.tile_n),
+        ):
+            assert tile >= size or tile % part == 0
 
 
 def test_schedule_prints_for_people_and_goes_to_json() -> None:

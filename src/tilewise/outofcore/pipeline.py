@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from .. import _api, _cpu, _memory
 from .._plan import Operand, Plan, held_per_element
 from ..errors import BudgetError, CheckError, DeviceError, FileError
+from .choice import choose_schedule, least_budget
 from .files import NpyFile, NpyOutput, check_output_path, open_npy
 from .schedule import (
     Box,
@@ -28,8 +29,6 @@ from .schedule import (
     Side,
     Step,
     Tiles,
-    choose_schedule,
-    least_budget,
     whole_schedule,
 )
 
@@ -212,18 +211,24 @@ def _job(plan: Plan) -> Job:
     return Job(
         batch=batch,
         k=plan.k,
-        a=Side(m, a.dtype.itemsize, a_along_k, a_batch),
+        a=Side(m, a.dtype.itemsize, a_along_k, a_batch, _batch_is_inside(a)),
         b=Side(
             plan.n,
             b.dtype.itemsize,
             len(b.shape) == 1 or b.strides[-2] < b.strides[-1],
             b.shape[:-2],
+            _batch_is_inside(b),
         ),
         panel_bytes=0 if is_plain else panel_bytes,
         product_bytes=tile_bytes - sums.itemsize,
         sum_itemsize=sums.itemsize,
         out_itemsize=plan.dtype.itemsize,
     )
+
+
+def _batch_is_inside(x: Operand) -> bool:
+    """Whether neighbours in a file are of different matrices, as in F-ordered stacks."""
+    return len(x.shape) > 2 and x.strides[0] < min(x.strides[-2:])
 
 
 def _default_budget() -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from .._memory import format_bytes
+from .cuts import count, cuts, divisor, even
 
 __all__ = [
     "Job",
@@ -24,33 +25,13 @@ __all__ = [
     "Step",
     "Tiles",
     "batch_slices",
-    "choose_schedule",
     "choose_tiles",
-    "least_budget",
     "pick",
     "whole_schedule",
 ]
 
 #: A part of an array: one slice with start and stop for each axis.
 Box = tuple[slice, ...]
-
-#: Tiles are not cut below this side: their panels would be read more often than they are used.
-_LEAST_TILE = 64
-
-# What the choice of tiles weighs, in bytes read from a file, each about a nanosecond.
-_RUN_COST = 16 << 10  # to start on one contiguous stretch of a file
-_ADD_COST = 0.4  # to add one byte of a product to a sum in memory
-_FLOP_COST = 0.01  # one operation of BLAS at its full rate
-_HALF_RATE_TILE = 64  # side of a tile at which BLAS takes twice as long as it should
-
-#: Nothing is cut to fit into less.
-_LEAST_BUDGET = 64 << 10
-
-#: What the temporary arrays of a step get of a budget, so that BLAS is called on large tiles;
-#: beyond some size larger ones gain little, and beyond another nothing.
-_WORKSPACE_SHARE = 1 / 4
-_ENOUGH_WORKSPACE = 64 << 20
-_LARGEST_WORKSPACE = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +49,15 @@ class Tiles:
     @property
     def count(self) -> int:
         """Number of tiles of C."""
-        return _count(self.m, self.tile_m) * _count(self.n, self.tile_n)
+        return count(self.m, self.tile_m) * count(self.n, self.tile_n)
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
         """Yield the rows and columns of each tile of C, row panel by row panel."""
-        yield from itertools.product(_cuts(self.m, self.tile_m), _cuts(self.n, self.tile_n))
+        yield from itertools.product(cuts(self.m, self.tile_m), cuts(self.n, self.tile_n))
 
     def pieces(self) -> Iterator[slice]:
         """Yield the pieces of K in the order they are summed."""
-        yield from _cuts(self.k, self.tile_k)
+        yield from cuts(self.k, self.tile_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +68,18 @@ class Side:
     itemsize: int
     along_k: bool  #: whether neighbours along K are neighbours in the file
     batch: tuple[int, ...] = ()  #: its batch axes, as many as the product's; 1 where it broadcasts
+    batch_is_inside: bool = False  #: whether neighbours in the file are of different matrices
+    chunk: tuple[int, int] = (1, 1)  #: what is read as one, along its size and along K
 
-    def runs(self, k: int, tile: int, tile_k: int) -> int:
+    def elements(self, k: int, tile: int, tile_k: int) -> float:
+        """Return how many elements are read for the panels of one matrix, chunks being whole."""
+        return _touched(self.size, tile, self.chunk[0]) * _touched(k, tile_k, self.chunk[1])
+
+    def runs(self, k: int, tile: int, tile_k: int) -> float:
         """Return in how many contiguous stretches the panels of one matrix are read."""
-        tiles, pieces = _count(self.size, tile), _count(k, tile_k)
+        if self.chunk != (1, 1):
+            return self.elements(k, tile, tile_k) / math.prod(self.chunk)
+        tiles, pieces = count(self.size, tile), count(k, tile_k)
         if self.along_k:
             return tiles if pieces <= 1 else self.size * pieces
         return pieces if tiles <= 1 else k * tiles
@@ -108,6 +97,7 @@ class Job:
     product_bytes: int  #: of temporary products, for each element being added to a sum
     sum_itemsize: int
     out_itemsize: int
+    staging_bytes: int = 0  #: for chunks on their way from and to the files
 
     @property
     def m(self) -> int:
@@ -139,6 +129,7 @@ class Step(NamedTuple):
     c: Box
     is_first: bool  #: of the pieces of K of this tile
     is_last: bool
+    tile: int  #: number of the tile, from 0 in the order they run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +155,11 @@ class Schedule:
 
     @property
     def inner(self) -> Tiles:
-        """How the work of a step is cut, so that its temporary arrays stay in the workspace."""
+        """How the work of a step is cut, so that its temporary arrays stay in the workspace.
+
+        Along m and n the parts of one tile continue those of the next: a multiple of ``tile_m``
+        rows of C is one of this ``tile_m`` too, and chunks of an output can keep to it.
+        """
         tiles = choose_tiles(
             self.tile_m,
             self.tile_n,
@@ -176,9 +171,9 @@ class Schedule:
         assert tiles is not None, "a workspace holds at least one element of everything"
         return replace(
             tiles,
-            tile_m=_even(tiles.m, tiles.tile_m),
-            tile_n=_even(tiles.n, tiles.tile_n),
-            tile_k=_even(tiles.k, tiles.tile_k),
+            tile_m=_part(self.job.m, self.tile_m, tiles.tile_m),
+            tile_n=_part(self.job.n, self.tile_n, tiles.tile_n),
+            tile_k=even(tiles.k, tiles.tile_k),
         )
 
     @property
@@ -189,7 +184,9 @@ class Schedule:
         a_panel = self.tile_m * self.tile_k * self.job.a.itemsize
         b_panel = self.tile_n * self.tile_k * self.job.b.itemsize
         panels = self.a_slots * a_panel + self.b_slots * b_panel
-        return self.at_once * panels + self.sum_bytes + self.workspace_bytes
+        return (
+            self.at_once * panels + self.sum_bytes + self.workspace_bytes + self.job.staging_bytes
+        )
 
     @property
     def sum_bytes(self) -> int:
@@ -203,7 +200,7 @@ class Schedule:
     @property
     def piece_count(self) -> int:
         """Number of pieces that K is cut into."""
-        return _count(self.job.k, self.tile_k)
+        return count(self.job.k, self.tile_k)
 
     @property
     def a_passes(self) -> int:
@@ -236,12 +233,13 @@ class Schedule:
         job = self.job
         return math.prod(job.batch) * job.m * job.n * job.out_itemsize
 
-    def steps(self) -> Iterator[Step]:
-        """Yield the steps in the order they run."""
+    def steps(self, done: Collection[int] = ()) -> Iterator[Step]:
+        """Yield the steps in the order they run, without those of the tiles that are ``done``."""
         job = self.job
         a_slots, b_slots = _Slots(self.a_slots), _Slots(self.b_slots)
-        rows, columns = list(_cuts(job.m, self.tile_m)), list(_cuts(job.n, self.tile_n))
-        pieces = list(_cuts(job.k, self.tile_k)) or [slice(0, 0)]
+        rows, columns = list(cuts(job.m, self.tile_m)), list(cuts(job.n, self.tile_n))
+        pieces = list(cuts(job.k, self.tile_k)) or [slice(0, 0)]
+        number = itertools.count()
         for at in self._batch_slices():
             a_at, b_at = pick(at, job.a.batch), pick(at, job.b.batch)
             a_slots.turn_to(a_at)
@@ -250,6 +248,8 @@ class Schedule:
             if self.order == "columns":
                 tiles.sort(key=lambda tile: tile[::-1])
             for i, j in tiles:
+                if (tile := next(number)) in done:
+                    continue
                 for p, piece in enumerate(pieces):
                     yield Step(
                         Panel((*a_at, rows[i], piece), *a_slots.place((i, p))),
@@ -257,6 +257,7 @@ class Schedule:
                         (*at, rows[i], columns[j]),
                         p == 0,
                         p == len(pieces) - 1,
+                        tile,
                     )
 
     def to_dict(self) -> dict[str, Any]:
@@ -285,14 +286,15 @@ class Schedule:
             buffers = f"{held} of {budget}"
         else:
             tiles = (
-                f"{self.tile_count} tiles of C, {self.tile_m} x {self.tile_n}, along {self.order}"
+                f"{_counted(self.tile_count, 'tile')} of C, {self.tile_m} x {self.tile_n}, "
+                f"along {self.order}"
             )
             if self.at_once > 1:
-                tiles = f"{self.tile_count} x {self.at_once} matrices of the batch"
+                tiles += f", of {self.at_once} matrices at once"
             if self.piece_count > 1:
                 tiles += f"; K in {self.piece_count} pieces of {self.tile_k}"
             buffers = (
-                f"{held} of {budget}: {self.a_slots} panels of a, {self.b_slots} of b, "
+                f"{held} of {budget}: {_counted(self.a_slots, 'panel')} of a, {self.b_slots} of b, "
                 f"sums {format_bytes(self.sum_bytes)}"
             )
         passes = f"a {_times(self.a_passes)}, b {_times(self.b_passes)}"
@@ -307,11 +309,11 @@ class Schedule:
 
     @property
     def _rows(self) -> int:
-        return _count(self.job.m, self.tile_m)
+        return count(self.job.m, self.tile_m)
 
     @property
     def _columns(self) -> int:
-        return _count(self.job.n, self.tile_n)
+        return count(self.job.n, self.tile_n)
 
     def _batch_slices(self) -> Iterator[Box]:
         return batch_slices(self.job.batch, self.at_once)
@@ -327,32 +329,6 @@ class Schedule:
                 total += matrix_bytes * math.prod(part.stop - part.start for part in own)
             before = own
         return total
-
-
-def choose_schedule(job: Job, budget_bytes: int) -> Schedule | None:
-    """Return the schedule of least cost within a budget, or None below `least_budget`.
-
-    Notes
-    -----
-    Two extremes bound what is possible. Tiles of C stay in place while panels stream past: each
-    byte read serves a whole side of a tile, and the traffic of ``2·m·n·k / side`` is of the least
-    possible order (Hong and Kung, 1981), but every piece of K reads and writes the sums again. Or a
-    row panel of one operand stays, over all of K, while the other streams: smaller tiles, but no
-    sum is touched twice, and files are read in long stretches. These and all between them differ
-    only in tile sizes and in how many panels are kept; that space is searched, each point weighed
-    in bytes read, stretches begun, bytes added and BLAS slowed down.
-    """
-    if budget_bytes < _LEAST_BUDGET:
-        return None
-    if (many := _many_matrices(job, budget_bytes)) is not None:
-        return many
-    best = min(_schedules_within(job, budget_bytes), key=_cost, default=None)
-    if best is None:
-        return None
-    # What the tiles have left over makes for fewer and larger calls of BLAS.
-    spare = budget_bytes - best.held_bytes + best.workspace_bytes
-    best = replace(best, workspace_bytes=min(spare, _LARGEST_WORKSPACE))
-    return replace(best, workspace_bytes=best.inner.workspace_bytes)
 
 
 def whole_schedule(job: Job, held_bytes: int, budget_bytes: int) -> Schedule:
@@ -373,13 +349,6 @@ def whole_schedule(job: Job, held_bytes: int, budget_bytes: int) -> Schedule:
         at_once=max(math.prod(job.batch), 1),
         is_whole=True,
     )
-
-
-def least_budget(job: Job) -> int:
-    """Return the bytes that the smallest schedule takes, its workspace included."""
-    m, n, k = (min(size, _LEAST_TILE) for size in (job.m, job.n, job.k))
-    held = 2 * k * (m * job.a.itemsize + n * job.b.itemsize) + m * n * job.sum_itemsize
-    return max(math.ceil(held / (1 - _WORKSPACE_SHARE)), _LEAST_BUDGET)
 
 
 def choose_tiles(
@@ -444,7 +413,7 @@ def batch_slices(batch: tuple[int, ...], at_once: int) -> Iterator[Box]:
         steps.append(max(min(size, at_once), 1))
         at_once //= steps[-1]
     yield from itertools.product(
-        *(_cuts(size, step) for size, step in zip(batch, reversed(steps), strict=True))
+        *(cuts(size, step) for size, step in zip(batch, reversed(steps), strict=True))
     )
 
 
@@ -483,109 +452,19 @@ class _Slots:
         return slot, is_read
 
 
-def _schedules_within(job: Job, budget_bytes: int) -> Iterator[Schedule]:
-    """Yield the candidates of `choose_schedule`: for all else given, the largest tile that fits."""
-    workspace = int(min(budget_bytes * _WORKSPACE_SHARE, _ENOUGH_WORKSPACE))
-    spare = 0 if math.prod(job.batch) == 1 else 1  # the next matrix is read before this one is done
-    for order, tile_k in itertools.product(("rows", "columns"), _sizes(job.k)):
-        outer, inner = (job.a, job.b) if order == "rows" else (job.b, job.a)
-        pieces = max(_count(job.k, tile_k), 1)
-        for inner_tile in _sizes(inner.size):
-            panels = pieces * _count(inner.size, inner_tile)
-            for inner_slots in {min(2, panels + spare), panels + spare}:
-                room = budget_bytes - workspace
-                room -= inner_slots * inner_tile * tile_k * inner.itemsize
-                for outer_slots in {2, pieces + 1}:
-                    line = outer_slots * tile_k * outer.itemsize + inner_tile * job.sum_itemsize
-                    if room // line < min(outer.size, _LEAST_TILE):
-                        continue
-                    outer_tile = _even(outer.size, room // line)
-                    most = pieces * _count(outer.size, outer_tile) + spare
-                    tiles, slots = (outer_tile, inner_tile), (min(outer_slots, most), inner_slots)
-                    if order == "columns":
-                        tiles, slots = tiles[::-1], slots[::-1]
-                    yield Schedule(
-                        job=job,
-                        order="rows" if order == "rows" else "columns",
-                        tile_m=tiles[0],
-                        tile_n=tiles[1],
-                        tile_k=tile_k,
-                        a_slots=slots[0],
-                        b_slots=slots[1],
-                        workspace_bytes=workspace,
-                        budget_bytes=budget_bytes,
-                    )
+def _part(size: int, tile: int, most: int) -> int:
+    """Return into what a tile is cut: an even part if no tile is beside it, else a divisor."""
+    return even(tile, most) if tile >= size else divisor(tile, most)
 
 
-def _cost(schedule: Schedule) -> float:
-    """Return what one matrix costs, in bytes read."""
-    s, job = schedule, schedule.job
-    m, n, k = job.m, job.n, job.k
-    rows, columns = _count(m, s.tile_m), _count(n, s.tile_n)
-    a = m * k * job.a.itemsize + _RUN_COST * job.a.runs(k, s.tile_m, s.tile_k)
-    b = n * k * job.b.itemsize + _RUN_COST * job.b.runs(k, s.tile_n, s.tile_k)
-    written = _RUN_COST * (rows if columns == 1 else m * columns)
-    added = _ADD_COST * m * n * job.sum_itemsize * (s.piece_count - 1)
-    lost = 1 / s.tile_m + 1 / s.tile_n + 1 / s.tile_k
-    computed = _FLOP_COST * 2 * m * n * k * _HALF_RATE_TILE * lost
-    # Nothing is computed while the first panels are read, or while the last tile is written.
-    alone = s.tile_k * (s.tile_m * job.a.itemsize + s.tile_n * job.b.itemsize)
-    alone += s.tile_m * s.tile_n * job.out_itemsize
-    return s.a_passes * a + s.b_passes * b + written + added + computed + alone
+def _touched(size: int, tile: int, chunk: int) -> float:
+    """Return how many elements lie in the chunks that tiles reach into, on average."""
+    return size if tile >= size else size / tile * (tile + chunk - math.gcd(tile, chunk))
 
 
-def _many_matrices(job: Job, budget_bytes: int) -> Schedule | None:
-    """Return a schedule of many whole matrices at a time, or None if not two of them fit."""
-    panels = 2 * job.k * (job.m * job.a.itemsize + job.n * job.b.itemsize)
-    workspace = job.panel_bytes * job.k * (job.m + job.n) + job.tile_bytes * job.m * job.n
-    each = panels + job.m * job.n * job.sum_itemsize + workspace
-    at_once = min(math.prod(job.batch), budget_bytes // max(each, 1))
-    if at_once < 2:
-        return None
-    at_once = max(
-        math.prod(part.stop - part.start for part in at) for at in batch_slices(job.batch, at_once)
-    )
-    return Schedule(
-        job=job,
-        order="rows",
-        tile_m=max(job.m, 1),
-        tile_n=max(job.n, 1),
-        tile_k=max(job.k, 1),
-        a_slots=2,
-        b_slots=2,
-        workspace_bytes=at_once * workspace,
-        budget_bytes=budget_bytes,
-        at_once=at_once,
-    )
+def _times(passes: int) -> str:
+    return "once" if passes == 1 else f"{passes} times"
 
 
-def _sizes(size: int) -> list[int]:
-    """Return the tile sizes to try along an axis: even cuts, each about a quarter smaller."""
-    sizes = [max(size, 1)]
-    parts = 1
-    while sizes[-1] > _LEAST_TILE:
-        parts += max(parts // 4, 1)
-        sizes.append(max(_even(size, -(-size // parts)), min(size, _LEAST_TILE)))
-    return list(dict.fromkeys(sizes))
-
-
-def _even(size: int, most: int) -> int:
-    """Return a tile of at most ``most`` that cuts ``size`` evenly, if possible a multiple of 16."""
-    if most >= size:
-        return size
-    grain = 16 if most >= 16 else 1
-    tile = -(-size // _count(size, most - most % grain))
-    return -(-tile // grain) * grain
-
-
-def _count(size: int, tile: int) -> int:
-    return -(-size // tile)
-
-
-def _cuts(size: int, tile: int) -> Iterator[slice]:
-    for start in range(0, size, tile):
-        yield slice(start, min(start + tile, size))
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

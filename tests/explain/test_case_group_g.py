@@ -209,7 +209,7 @@ def test_G9_reads_beyond_the_matrix_are_counted() -> None:
     assert set(astray) == {"A", "B"}
     assert astray["A"].accesses == astray["B"].accesses == 738048
     assert "738,048 in another row of it, unnoticed" in astray["A"].message
-    assert "738,048 beyond the end of B" in astray["B"].message
+    assert "738,048 outside the memory of B" in astray["B"].message
     (covered,) = (row for row in report.arrays if row.name == "C")
     assert covered.never_written == 15936
     assert covered.written_once == 992 * 992

@@ -357,3 +357,10 @@ def test_barrier_needed_takes_one_of_line_and_nth() -> None:
             claims.barrier_needed(**wrong)
     verdict = _one(claims.barrier_needed(nth=5))
     assert (verdict.outcome, verdict.detail) == ("REFUTED", "Muld has 2 barriers")
+
+
+def test_a_band_that_is_read_in_part_says_which_part() -> None:
+    report = _explain(guide.Muld, 65, 65, 65, claims=claims.guide)
+    (band,) = [v for v in report.verdicts if "reads the rows of A" in v.claim]
+    assert band.outcome == "REFUTED"
+    assert "reads rows 0–15 of A, of each only elements 0–63 of its 65" in band.detail

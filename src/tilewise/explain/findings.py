@@ -128,7 +128,7 @@ def _out_of_range(hazard: Hazard, evidence: Evidence) -> tuple[Severity, str, st
     beyond = hazard.accesses - hazard.in_buffer
     fate = []
     if beyond:
-        fate.append(f"{beyond:,} beyond the end of {hazard.array.name}")
+        fate.append(f"{beyond:,} outside the memory of {hazard.array.name}")
     if hazard.in_buffer:
         fate.append(f"{hazard.in_buffer:,} in another row of it, unnoticed by any tool")
     message = (

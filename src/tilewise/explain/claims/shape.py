@@ -208,9 +208,13 @@ def _reads_band(array: str, output: str, axis: int) -> Claim:
             written = (min(e[axis] for e in elements), max(e[axis] for e in elements))
             across = (0, shape[1 - axis] - 1)
             if box[axis] != written or box[1 - axis] != across:
+                part = ""
+                if box[1 - axis] != across:
+                    low, high = box[1 - axis]
+                    part = f", of each only elements {low}–{high} of its {shape[1 - axis]}"
                 return refuted(
                     f"block {_block(seen, block)} writes {what} {written[0]}–{written[1]} of "
-                    f"{output} and reads {what} {box[axis][0]}–{box[axis][1]} of {array}"
+                    f"{output} and reads {what} {box[axis][0]}–{box[axis][1]} of {array}{part}"
                 )
             # The other blocks of the class read and write as many rows or columns farther on.
             reads, writes = seen.moved(each, array, "load"), seen.moved(each, output, "store")

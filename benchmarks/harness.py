@@ -141,6 +141,15 @@ def measure(
     return {name: _summary(values, loops[name]) for name, values in readings.items()}
 
 
+def refuse_impossible(case: str, operations: float, seconds: float, peak: float) -> None:
+    """Raise where a rate is above the hardware's peak (operations a second): not all was done."""
+    rate = operations / seconds
+    if rate > peak:
+        raise AssertionError(
+            f"{case}: {rate:.3g} operations a second, where {peak:.3g} are possible"
+        )
+
+
 def machine() -> dict[str, Any]:
     """Return what a reader needs to judge or repeat a figure."""
     versions = {}

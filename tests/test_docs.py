@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import tables
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -58,3 +60,9 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_tables_of_facts_are_the_figures_on_record() -> None:
+    page = tables.PAGE.read_text(encoding="utf-8")
+    assert "<!-- hopper.json -->" in page
+    assert page == tables.filled(page), "run python -m benchmarks tables"

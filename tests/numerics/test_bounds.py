@@ -254,8 +254,15 @@ def test_a_result_that_cannot_be_is_refused(operands: tuple[str, str], result: s
 
 def test_a_precision_without_a_bound_is_refused() -> None:
     assert of(4, "f4", "f4", "f4", precision="ieee") == of(4, "f4", "f4", "f4")
-    with pytest.raises(OptionError, match="tf32"):
-        of(4, "f4", "f4", "f4", precision="tf32")
+    with pytest.raises(OptionError, match="fp64-int8"):
+        of(4, "f8", "f8", "f8", precision="fp64-int8")
+
+
+def test_tf32_adds_what_rounding_to_11_bits_costs() -> None:
+    full, less = of(9, "f4", "f4", "f4"), of(9, "f4", "f4", "f4", precision="tf32")
+    assert less.text == "|C − C*| ≤ (2⁻¹⁰+(K+2)·2⁻²⁴)·|A||B| + K·2⁻¹⁵⁰"
+    assert less.factor == full.factor + 2.0**-10
+    assert of(9, "F", "F", "F", precision="tf32").factor == 20 * 2.0**-24 + 2.0**-10
 
 
 def test_the_facts_of_a_format_are_those_of_the_format() -> None:

@@ -21,6 +21,8 @@ __all__ = ["Bound", "FloatFormat", "bound", "float_format"]
 
 #: Products of float8 that a tensor core may add up by itself before the sum is promoted to float32.
 FLOAT8_PIECE = 128
+#: Bits of an operand of precision "tf32".
+TF32_BITS = 11
 #: Products that one float8 tensor core instruction adds up.
 FLOAT8_STEP = 32
 
@@ -114,8 +116,9 @@ def bound(
         Length of each sum.
     a_dtype, b_dtype, result_dtype : numpy.dtype
         Canonical element types (see ``dtypes.canonical``).
-    precision : {None, "ieee"}
-        The precision asked for by name; both are the default promise.
+    precision : {None, "ieee", "tf32"}
+        "tf32" for a product of float32 that was given up to 11 bits an operand; the others are the
+        default promise.
     device : str
         ``"cpu"``, or a name that begins with ``"cuda"``. Tensor cores chop instead of rounding, so
         the promise for float16, bfloat16 and float8 is weaker there.
@@ -127,11 +130,13 @@ def bound(
     DTypeError
         If the product cannot have this result type.
     """
-    if precision not in (None, "ieee"):
+    if precision not in (None, "ieee", "tf32"):
         raise OptionError(
-            f"precision={precision!r} has no error bound here; leave it out, or say 'ieee'"
+            f"precision={precision!r} has no error bound here; leave it out, or say 'ieee' or "
+            "'tf32'"
         )
-    return _bound(k, a_dtype, b_dtype, result_dtype, device.startswith("cuda"))
+    bits = TF32_BITS if precision == "tf32" else None
+    return _bound(k, a_dtype, b_dtype, result_dtype, device.startswith("cuda"), bits)
 
 
 @lru_cache(maxsize=64)
@@ -154,7 +159,9 @@ def float_format(dtype: DType) -> FloatFormat:
 
 
 @lru_cache(maxsize=512)
-def _bound(k: int, a: DType, b: DType, result: DType, on_gpu: bool) -> Bound:
+def _bound(
+    k: int, a: DType, b: DType, result: DType, on_gpu: bool, bits: int | None = None
+) -> Bound:
     if result.kind in "biu":
         return _exact(k, a, b, result)
     if result.kind != "c" and "c" in (a.kind, b.kind):
@@ -173,7 +180,11 @@ def _bound(k: int, a: DType, b: DType, result: DType, on_gpu: bool) -> Bound:
     else:
         unit = 2 * sums.unit if chops else sums.unit
         factor = (terms + extra) * unit
-        text = f"({terms_text}+{extra})·{_power(unit)}·|A||B|"
+        text = f"({terms_text}+{extra})·{_power(unit)}"
+        if bits is not None:  # each operand is rounded to so many bits first
+            factor += 2.0 ** (1 - bits)
+            text = f"({_power(2.0 ** (1 - bits))}+{text})"
+        text += "·|A||B|"
     # ldexp(terms, -1) first: half of the least float64 is not a float64, so round the term up.
     underflow = -(-terms // 2) * sums.least
     text += f" + {terms_text}·{_power_of_half(sums.least)}"

@@ -45,7 +45,7 @@ def test_mul_writes_the_product_and_says_so(folder: Path, capsys: Any) -> None:
     assert main(["mul", "A.npy", "B.npy", "-o", "C.npy"]) == 0
     assert np.array_equal(np.load("C.npy"), A @ B)
     out, err = capsys.readouterr()
-    assert re.fullmatch(r"C\.npy: \(3, 5\) float64, 248 B, in \d+\.\d s \(.* GFLOP/s\)\n", out)
+    assert re.fullmatch(r"C\.npy: \(3, 5\) float64, 120 B, in \d+\.\d s \(.* GFLOP/s\)\n", out)
     assert not err  # no progress where there is no terminal
     assert names(folder) == ["A.npy", "B.npy", "C.npy"]
 
@@ -83,9 +83,11 @@ def test_progress_is_shown_on_a_terminal(folder: Path, capsys: Any, monkeypatch:
 
 def test_plan_of_files_and_of_shapes(folder: Path, capsys: Any) -> None:
     assert main(["plan", "A.npy", "B.npy"]) == 0
-    assert (
-        "(3, 4) float64, file @ (4, 5) float64, file -> (3, 5) float64" in capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert "A.npy (3, 4) float64 @ B.npy (4, 5) float64 -> (3, 5) float64" in out
+    assert "A.npy once, B.npy once" in out
+    assert re.search(r"\ntime .* just now, and the [\d.]+ [KMG]iB/s of these files\n", out)
+    assert re.search(r"\nlimit +(the disk|arithmetic): it would take", out)
     assert main(["plan", "3x4:int8", "4x5:int8", "--dtype", "int32", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["a"]["dtype"] == "int8"
@@ -192,29 +194,38 @@ def nothing(folder: Path) -> None:
     ("spoil", "arguments", "message"),
     [
         (missing, [], r"a \(A\.npy\) does not exist"),
-        (a_folder, [], r"a \(A\.npy\) is a directory"),
+        (a_folder, [], r"a \(A\.npy\) is a directory, and no Zarr array"),
         (truncated, [], r"a \(A\.npy\) is truncated: \(3, 4\) float64 takes 96 bytes after a .*"),
         (text, [], r"a \(A\.npy\) is not a \.npy file \(it begins with b'1 2 3'\); write .*"),
         (pickled, [], r"a \(A\.npy\) holds pickled Python objects, which are never loaded; .*"),
         (
             transposed,
             [],
-            r"a \(shape \(4, 3\), dtype float64, .*\) and b .* do not go together: .*",
+            r"A\.npy \(shape \(4, 3\), .*\) and B\.npy .*: axis 1 of A\.npy has 3 elements and .*",
         ),
         (words, [], r"a \(A\.npy\) has dtype <U1, which cannot be multiplied: .*"),
         (nothing, ["--memory", "nan"], r"memory='nan' is not a budget; give bytes, or text .*"),
         (nothing, ["--memory", "3 apples"], r"memory='3 apples' is not a budget; .*"),
+        (nothing, ["--memory=-1"], r"memory='-1' is less than nothing; give bytes, or text .*"),
+        (nothing, ["--memory", "101%"], r"memory='101%' is more than there is: at most '100%'"),
+        (nothing, ["--memory", "9e99GB"], r"memory='9e99GB' is more than any machine has; .*"),
         (nothing, ["--memory", "0"], r"the smallest tiles of .*, and memory= allows 0 B; .*"),
         (nothing, ["--dtype", "int8"], r"float64 @ float64 is float64, which does not become .*"),
         (nothing, ["--dtype", "number"], r"dtype='number' is not an element type: .*"),
         (nothing, ["--devices", "cuda:0"], r".*; .* devices='cpu'"),
+        (nothing, ["--devices", "foo"], r"device 'foo' is not 'cpu', 'cuda:0', 'cuda:1' and .*"),
         (nothing, ["--precision", "half"], r"precision='half' is not one of .*"),
         (nothing, ["--verify=perhaps"], r"Option '--verify' does not take a value\. .*"),
         (nothing, ["--fast"], r"No such option: --fast \(tilewise --help\)"),
         (nothing, ["-o", "A.npy"], r"out \(A\.npy\) is the same file as a \(A\.npy\); inputs .*"),
         (nothing, ["-o", "none/C.npy"], r"out \(none/C\.npy\) cannot be created: .* directory"),
         (nothing, ["-o", "."], r"out \(\.\) is a directory; name a file in it, such as C\.npy"),
-        (nothing, ["-o", "C.csv"], r"out \(C\.csv\) would be a \.npy file; end its name in \.npy"),
+        (
+            nothing,
+            ["-o", "C.csv"],
+            r"out \(C\.csv\) has no known ending; end its name in \.npy, .*",
+        ),
+        (nothing, ["-o", "C.npy:int32"], r"out \(C\.npy:int32\): .*int32' is not a type that .*"),
         (nothing, ["-o", "/proc/C.npy"], r"out \(/proc/C\.npy\) cannot be created: .*"),
     ],
 )
@@ -239,8 +250,13 @@ def test_bad_input_is_one_line_and_exit_code_2(
         (["plan", "4x5", "4x5"], "do not go together"),
         (["plan", "4x5:float99", "5x4"], "float99"),
         (["plan", "4x", "5x4"], r"a \(4x\) does not exist"),
+        (["plan", "A.npy:foo", "B.npy"], r"'foo' is not a type that files keep as raw bytes"),
+        (["plan", "A.npy:/x", "B.npy"], r"A\.npy is not HDF5 or Zarr, and holds no /x"),
         (["check", "A.npy", "B.npy", "C.npy"], r"c \(C\.npy\) does not exist"),
-        (["check", "A.npy", "B.npy", "B.npy"], r"should have the shape of a @ b, \(3, 5\)"),
+        (
+            ["check", "A.npy", "B.npy", "B.npy"],
+            r"the shape of a @ b, \(3, 5\) \(a is A\.npy, b is B",
+        ),
         (["check", "A.npy", "B.npy", "B.npy", "--rounds", "0"], "rounds"),
     ],
 )
@@ -277,14 +293,19 @@ def test_a_full_disk_is_one_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [
-        (signal.SIGINT, 130, "tilewise: interrupted; nothing was written\n"),
+        (
+            signal.SIGINT,
+            130,
+            r"tilewise: interrupted; \d+ finished tiles? of \d+ stay in .*C\.npy\.part; .*",
+        ),
         (signal.SIGTERM, 143, ""),
     ],
 )
-def test_an_interrupt_leaves_nothing_behind(
+def test_an_interrupt_keeps_what_is_finished(
     folder: Path, number: int, code: int, message: str
 ) -> None:
-    np.save("X.npy", np.ones((3000, 3000)))
+    x = np.random.default_rng(2).integers(-2, 3, (1500, 1500)).astype(float)
+    np.save("X.npy", x)
     Path("C.npy").write_bytes(b"what was there")
     command = "tilewise mul X.npy X.npy -o C.npy --memory 8MiB"
     process = subprocess.Popen(
@@ -295,14 +316,19 @@ def test_an_interrupt_leaves_nothing_behind(
         # A suite that runs in the background inherits a SIGINT that is ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    while not list(folder.glob("C.npy.part-*")):
+    journal = Path("C.npy.journal")
+    while not (journal.exists() and b"done" in journal.read_bytes()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (code, "", message)
-    assert names(folder) == ["A.npy", "B.npy", "C.npy", "X.npy"]
+    assert (process.returncode, out) == (code, "")
+    assert re.fullmatch(message, err.strip()), err
+    assert names(folder) == ["A.npy", "B.npy", "C.npy", "C.npy.journal", "C.npy.part", "X.npy"]
     assert Path("C.npy").read_bytes() == b"what was there"
+    assert run(*command.split()[1:]).returncode == 0
+    assert np.array_equal(np.load("C.npy"), x @ x)
+    assert names(folder) == ["A.npy", "B.npy", "C.npy", "X.npy"]
 
 
 def test_a_reader_that_leaves_early_is_no_error(folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -180,13 +182,20 @@ def plan(
     """Return what `matmul` would do with these arguments, and why; nothing is computed.
 
     Operands may be arrays, or anything with ``shape`` and ``dtype``: no element is read. The plan
-    prints for people, ``plan.to_dict()`` is for programs, and ``plan(a, b, out=c)`` runs it.
+    prints for people, ``plan.to_dict()`` is for programs, and ``plan(a, b, out=c)`` runs it. Two
+    paths give the plan for the product of files (`multiply_files`), whose ``out`` is a path too.
 
     Raises
     ------
     ShapeError, DTypeError, OptionError, BudgetError, DeviceError
         As `matmul` would.
     """
+    if isinstance(a, (str, PathLike)) or isinstance(b, (str, PathLike)):
+        from .outofcore.planning import plan_paths
+
+        if stream is not None:
+            raise _arrays.no_stream(stream)
+        return plan_paths(a, b, dtype, memory, devices, precision, verify)
     index = _arrays.device_of(a, b, out)
     if index is None:
         if stream is not None:
@@ -240,6 +249,8 @@ def _key(x: Any) -> tuple[Any, ...]:
     """Return what a plan depends on, of an operand, in the order of `Operand`'s fields."""
     if type(x) is np.ndarray:
         return x.shape, x.dtype, x.strides, x.flags.aligned
+    if type(x) is Operand:
+        return x.shape, x.dtype, x.strides, x.aligned, x.where, x.name
     return x.shape, x.dtype, x.strides, x.aligned, x.where
 
 
@@ -375,4 +386,7 @@ def _device_names(devices: Any) -> tuple[str, ...]:
         raise OptionError(
             f"devices={devices!r} is not a device; give 'cpu', 'cuda:0' or a list of such names"
         )
+    for name in names:
+        if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
+            raise OptionError(f"device {name!r} is not 'cpu', 'cuda:0', 'cuda:1' and so on")
     return names

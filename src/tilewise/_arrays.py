@@ -6,8 +6,10 @@ of array the operands were. No array library is imported that the caller has not
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import lru_cache
+from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +93,11 @@ def adopt(x: Any, name: str) -> NDArray[Any]:
         except (BufferError, RuntimeError, TypeError) as error:
             if not hasattr(x, "__array__"):
                 raise DTypeError(f"{name} ({type(x).__name__}): {error}") from error
+    if isinstance(x, (str, PathLike)):
+        raise DTypeError(
+            f"{name} is the text {os.fspath(x)!r}; matmul multiplies arrays, and multiply_files "
+            "(or tilewise mul) files"
+        )
     try:
         adopted = np.asarray(x)
     except ValueError as error:
@@ -99,6 +106,13 @@ def adopt(x: Any, name: str) -> NDArray[Any]:
         raise
     except Exception as error:
         raise DTypeError(f"{name} ({type(x).__name__}) is not an array: {error}") from error
+    if adopted.dtype == object and adopted.size and not hasattr(x, "dtype"):
+        largest = max((v for v in adopted.flat if isinstance(v, int)), key=abs, default=0)
+        if abs(largest) >= 2**63:
+            raise DTypeError(
+                f"{name} ({type(x).__name__}) holds {largest}, a whole number beyond 64 bits, "
+                "which no element type has; make it an array of floats, or of smaller numbers"
+            )
     if adopted.dtype == object and not hasattr(x, "dtype"):
         raise DTypeError(
             f"{name} ({type(x).__name__}) is not an array of numbers; tilewise multiplies NumPy "

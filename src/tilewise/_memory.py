@@ -17,6 +17,7 @@ _UNITS = {
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", 1)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", 1)},
 }
+_MOST_BYTES = 2**63
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -35,30 +36,32 @@ def parse_budget(memory: Any) -> int | None:
     """
     if memory is None:
         return None
-    wrong = OptionError(
-        f"memory={memory!r} is not a budget; give bytes, or text such as '2GiB', '500MB' or '80%'"
-    )
+    way_out = "give bytes, or text such as '2GiB', '500MB' or '80%'"
+    wrong = OptionError(f"memory={memory!r} is not a budget; {way_out}")
     if isinstance(memory, bool):
         raise wrong
     if isinstance(memory, str):
-        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*(%|[a-z]*)\s*", memory.lower())
-        if match is None:
+        match = re.fullmatch(r"\s*(-?[0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*(%|[a-z]*)\s*", memory.lower())
+        if match is None or match[2] not in {*_UNITS, "%"}:
             raise wrong
         number, unit = float(match[1]), match[2]
-        if unit == "%":
-            if number > 100:
-                raise wrong
-            return int(total_bytes() * number / 100)
-        if unit not in _UNITS:
-            raise wrong
-        return int(number * _UNITS[unit])
-    try:
-        number = float(memory)
-    except (TypeError, ValueError):
-        raise wrong from None
-    if not math.isfinite(number) or number < 0:
+        if unit == "%" and number > 100:
+            raise OptionError(f"memory={memory!r} is more than there is: at most '100%'")
+        size = total_bytes() / 100 if unit == "%" else _UNITS[unit]
+    else:
+        try:
+            number, size = float(memory), 1
+        except (TypeError, ValueError):
+            raise wrong from None
+        except OverflowError:
+            number, size = math.inf, 1
+    if math.isnan(number):
         raise wrong
-    return int(number)
+    if number < 0:
+        raise OptionError(f"memory={memory!r} is less than nothing; {way_out}")
+    if number * size > _MOST_BYTES:
+        raise OptionError(f"memory={memory!r} is more than any machine has; {way_out}")
+    return int(number * size)
 
 
 def format_bytes(count: int) -> str:

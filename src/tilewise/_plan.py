@@ -14,13 +14,17 @@ import numpy as np
 
 from . import _memory
 from ._arrays import check_out
+from ._operand import Operand, c_strides, result_shape
 from ._run import run
-from .errors import BudgetError, DTypeError, OptionError, ShapeError
+from .errors import BudgetError, DTypeError, OptionError
 from .numerics import bounds, dtypes
 from .outofcore.schedule import Tiles, choose_tiles
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._gpu import Recipe
+    from .outofcore.pipeline import Progress
     from .outofcore.schedule import Schedule
     from .runtime.device import DeviceFacts
 
@@ -37,82 +41,6 @@ DEFAULT_WORKSPACE_BYTES = 128 << 20
 _SMALL_INTEGER_PRODUCT = 4096
 
 PRECISIONS = (None, "ieee", "tf32", "fp64-int8")
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """What planning needs to know of one operand."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    strides: tuple[int, ...]  #: bytes
-    aligned: bool = True
-    where: str = "memory"  #: "memory", "file" or "cuda:0"
-
-    @classmethod
-    def of(cls, x: Any) -> Operand:
-        """Describe an array, or anything with ``shape`` and ``dtype`` (taken as C-ordered)."""
-        dtype = np.dtype(x.dtype)
-        shape = tuple(int(size) for size in x.shape)
-        strides = getattr(x, "strides", None)
-        if strides is None:
-            strides = _c_strides(shape, dtype.itemsize)
-        flags = getattr(x, "flags", None)
-        aligned = getattr(flags, "aligned", True)
-        return cls(shape, dtype, tuple(strides), aligned, getattr(x, "where", "memory"))
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether BLAS can read it in place: aligned, native, one unit stride of the last two."""
-        if not self.aligned or not self.dtype.isnative:
-            return False
-        size, itemsize = self.shape[-2:], self.dtype.itemsize
-        strides = self.strides[-2:]
-        if len(size) == 1:
-            return size[0] <= 1 or (strides[0] > 0 and strides[0] % itemsize == 0)
-        rows, columns = size
-        row_step, column_step = strides
-        by_rows = (columns <= 1 or column_step == itemsize) and (
-            rows <= 1 or (row_step % itemsize == 0 and row_step >= columns * itemsize)
-        )
-        by_columns = (rows <= 1 or row_step == itemsize) and (
-            columns <= 1 or (column_step % itemsize == 0 and column_step >= rows * itemsize)
-        )
-        return by_rows or by_columns
-
-    def copied(self, dtype: np.dtype[Any]) -> Operand:
-        """Describe the copy that a GPU gets: C-contiguous, a broadcast axis still a stride of 0."""
-        stored = tuple(
-            1 if step == 0 and n > 1 else n
-            for n, step in zip(self.shape, self.strides, strict=True)
-        )
-        steps = _c_strides(stored, dtype.itemsize)
-        strides = tuple(
-            0 if n != size else step
-            for n, size, step in zip(self.shape, stored, steps, strict=True)
-        )
-        return Operand(self.shape, dtype, strides)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes in memory of a broadcast operand, whose axes of stride 0 are stored once."""
-        sizes = [n for n, step in zip(self.shape, self.strides, strict=True) if step or n == 0]
-        return math.prod(sizes) * self.dtype.itemsize
-
-    def as_matrix(self, *, is_row: bool) -> Operand:
-        """Return a vector as the matrix it is multiplied as; a matrix as it is."""
-        if len(self.shape) > 1:
-            return self
-        if is_row:
-            return replace(self, shape=(1, *self.shape), strides=(0, *self.strides))
-        return replace(self, shape=(*self.shape, 1), strides=(*self.strides, 0))
-
-    def __str__(self) -> str:
-        return f"{self.shape} {self.dtype}" + ("" if self.where == "memory" else f", {self.where}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,23 +76,44 @@ class Plan:
     recipe: Recipe | None = None  #: what is launched; None on the CPU
     out: Operand | None = None  #: where a GPU writes, if that was given
 
-    def __call__(self, a: Any, b: Any, /, *, out: Any = None, stream: Any = None) -> Any:
+    def __call__(
+        self,
+        a: Any,
+        b: Any,
+        /,
+        *,
+        out: Any = None,
+        stream: Any = None,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> Any:
         """Return ``a @ b`` as planned; host operands block until done, device operands do not.
 
         Parameters
         ----------
         a, b : array_like
-            Operands of the planned shapes, dtypes and strides.
+            Operands of the planned shapes, dtypes and strides; files for a plan for files.
         out : array, optional
-            Where to write the result: exactly its shape and dtype, any strides.
+            Where to write the result: exactly its shape and dtype, any strides. A plan for files
+            needs it, a path or store as `multiply_files` takes.
         stream : object, optional
             For operands in device memory; anything with ``__cuda_stream__``.
+        progress : callable, optional
+            For a plan for files: called with a `Progress` after each step.
 
         Raises
         ------
         ShapeError
             If an operand is not the one that was planned for.
+        OptionError
+            If ``progress`` is given for operands in memory, or ``stream`` for others than a
+            device's.
         """
+        if self.a.where == "file":
+            from .outofcore.pipeline import run_plan
+
+            return run_plan(self, a, b, out, stream, progress)
+        if progress is not None:
+            raise OptionError("progress= is for products of files; this plan is for arrays")
         return run(self, a, b, out, stream)
 
     @property
@@ -411,13 +360,13 @@ def _on_gpu(
     else:
         # A result that goes back to the host is held on the GPU whoever holds it there.
         held = max(held, plan.held_bytes + math.prod(plan.shape) * plan.dtype.itemsize)
-        out = Operand(plan.shape, plan.dtype, _c_strides(plan.shape, plan.dtype.itemsize))
-    c_strides = list(out.strides)
+        out = Operand(plan.shape, plan.dtype, c_strides(plan.shape, plan.dtype.itemsize))
+    strides = list(out.strides)
     if len(plan.b.shape) == 1:
-        c_strides.append(0)
+        strides.append(0)
     if len(plan.a.shape) == 1:
-        c_strides.insert(len(c_strides) - 1, 0)
-    c = replace(out, shape=(*plan.batch, plan.m, plan.n), strides=tuple(c_strides))
+        strides.insert(len(strides) - 1, 0)
+    c = replace(out, shape=(*plan.batch, plan.m, plan.n), strides=tuple(strides))
     made = recipe(
         operands[0].as_matrix(is_row=True),
         operands[1].as_matrix(is_row=False),
@@ -451,36 +400,6 @@ def _on_gpu(
     )
 
 
-def result_shape(a: Operand, b: Operand) -> tuple[tuple[int, ...], int, int, int, tuple[int, ...]]:
-    """Return batch, m, n, k and the result's shape, by np.matmul's rules."""
-    for name, x in (("a", a), ("b", b)):
-        if not x.shape:
-            raise ShapeError(
-                f"{name} is a scalar ({x.dtype}); a matrix product needs at least one axis. "
-                "Use * to scale a matrix"
-            )
-    a_shape = a.shape if len(a.shape) > 1 else (1, *a.shape)
-    b_shape = b.shape if len(b.shape) > 1 else (*b.shape, 1)
-    (m, k), (k_of_b, n) = a_shape[-2:], b_shape[-2:]
-    if k != k_of_b:
-        axis_a = len(a.shape) - 1
-        axis_b = max(len(b.shape) - 2, 0)
-        raise ShapeError(
-            f"a (shape {a.shape}, dtype {a.dtype}, strides {a.strides}) and b (shape {b.shape}, "
-            f"dtype {b.dtype}, strides {b.strides}) do not go together: axis {axis_a} of a has "
-            f"{k} elements and axis {axis_b} of b has {k_of_b}; they must be equal"
-        )
-    try:
-        batch = np.broadcast_shapes(a_shape[:-2], b_shape[:-2])
-    except ValueError:
-        raise ShapeError(
-            f"the batch axes of a {a.shape} and b {b.shape} do not broadcast: "
-            f"{a_shape[:-2]} against {b_shape[:-2]}; each pair must be equal or one of them 1"
-        ) from None
-    shape = batch + ((m,) if len(a.shape) > 1 else ()) + ((n,) if len(b.shape) > 1 else ())
-    return batch, m, n, k, shape
-
-
 def _choose_method(
     plan: Plan, a_dtype: np.dtype[Any], b_dtype: np.dtype[Any], updates: bool, why: list[str]
 ) -> Method:
@@ -509,7 +428,8 @@ def _choose_method(
         if a.is_plain and b.is_plain:
             why.append("both operands are as BLAS reads them: one call, nothing copied")
             return "blas"
-        odd = " and ".join(name for name, x in (("a", a), ("b", b)) if not x.is_plain)
+        named = ((a.name or "a", a), (b.name or "b", b))
+        odd = " and ".join(name for name, x in named if not x.is_plain)
         why.append(
             f"{odd}: strides, alignment or byte order that BLAS cannot read; panels are "
             "copied, never a whole operand"
@@ -558,12 +478,3 @@ def held_per_element(method: Method, compute: np.dtype[Any]) -> tuple[int, int]:
 
 def _operand_dict(x: Operand) -> dict[str, Any]:
     return {"shape": list(x.shape), "dtype": str(x.dtype), "strides": list(x.strides)}
-
-
-def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = []
-    step = itemsize
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -14,8 +14,9 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,13 +26,9 @@ from .errors import CheckError, TilewiseError
 from .explain.command import explain_command
 
 if TYPE_CHECKING:
-    from ._plan import Plan
-    from .outofcore.pipeline import Report
+    from .outofcore.files import Matrix
 
 __all__ = ["app", "main"]
-
-#: For how long ``plan`` multiplies small matrices to learn the rate of this machine.
-_RATE_SECONDS = 0.2
 
 app = typer.Typer(
     name="tilewise",
@@ -44,8 +41,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_Left = Annotated[str, typer.Argument(metavar="A.npy", help="Left matrix, (..., m, k) or (k,).")]
-_Right = Annotated[str, typer.Argument(metavar="B.npy", help="Right matrix, (..., k, n) or (k,).")]
+_Left = Annotated[
+    str,
+    typer.Argument(
+        metavar="A.npy", help="Left matrix, (..., m, k) or (k,): .npy, .zarr or A.h5:/path."
+    ),
+]
+_Right = Annotated[
+    str, typer.Argument(metavar="B.npy", help="Right matrix, (..., k, n) or (k,), likewise.")
+]
 _Memory = Annotated[
     str | None,
     typer.Option(
@@ -73,11 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = app(args=args or ["--help"], prog_name="tilewise", standalone_mode=False)
         sys.stdout.flush()
     except CheckError as error:
-        return _fail(str(error), 1)
+        return _fail(_with_notes(error), 1)
     except TilewiseError as error:
-        return _fail(str(error))
+        return _fail(_with_notes(error))
+    except _Interrupted as error:
+        return _fail(str(error), 130)
     except MemoryError as error:
-        return _fail(f"not enough memory: {error}; give a smaller --memory")
+        return _fail(f"not enough memory: {_with_notes(error)}; give a smaller --memory")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:  # as in ``tilewise plan ... | head -1``
@@ -89,8 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"{error.format_message()} (tilewise --help)")
     if code == 130:
-        return _fail("interrupted; nothing was written", 130)
+        return _fail("interrupted", 130)
     return code or 0
+
+
+class _Interrupted(Exception):
+    """Somebody stopped a product; says what there is of it."""
 
 
 def _print_version(is_asked: bool) -> None:
@@ -126,50 +136,58 @@ def mul(
     as_json: _Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Multiply two .npy files into a third, within a memory budget.
+    """Multiply two files into a third, within a memory budget.
 
-    The files may be larger than memory. C.npy appears when all of it is written, or not at all.
+    The files may be larger than memory. C.npy appears when all of it is written, or not at all;
+    a run that was stopped goes on when the same command is given again. With --verify, tiles that
+    are found wrong are computed again first.
 
     \b
     tilewise mul A.npy B.npy -o C.npy
     tilewise mul A.npy B.npy -o C.npy --memory 2GiB --verify
+    tilewise mul A.zarr B.h5:/weights -o C.zarr
     tilewise mul counts.npy weights.npy -o sums.npy --dtype int32
     tilewise mul A.npy:bfloat16 B.npy:bfloat16 -o C.npy
     """
     from . import _memory
+    from ._progress import shown
     from .outofcore.pipeline import multiply_files
 
     start = time.perf_counter()
-    with _progress_bar(out, is_shown=not quiet and sys.stderr.isatty()) as progress:
-        plan = multiply_files(
-            a,
-            b,
-            out,
-            memory=memory,
-            dtype=dtype,
-            precision=precision,
-            devices=_split(devices),
-            verify=verify,
-            progress=progress,
-        )
+    try:
+        with shown(out, is_quiet=quiet) as progress:
+            plan = multiply_files(
+                a,
+                b,
+                out,
+                memory=memory,
+                dtype=dtype,
+                precision=precision,
+                devices=_split(devices),
+                verify=verify,
+                progress=progress,
+            )
+    except KeyboardInterrupt as error:
+        kept = "; ".join(getattr(error, "__notes__", ["nothing was written"]))
+        raise _Interrupted(f"interrupted; {kept}") from error
     seconds = time.perf_counter() - start
     if as_json:
         _print_json({"out": out, "seconds": seconds, "verified": verify, "plan": plan.to_dict()})
     elif not quiet:
         flops = plan.schedule.flops if plan.schedule is not None else 0
-        size = _memory.format_bytes(os.stat(out).st_size)
+        size = _memory.format_bytes(math.prod(plan.shape) * plan.dtype.itemsize)
         print(
             f"{out}: {plan.shape} {plan.dtype}, {size}, in {seconds:.1f} s "
             f"({flops / seconds / 1e9:.1f} GFLOP/s)" + (", verified" if verify else "")
         )
-        if plan.dtype.isbuiltin != 1:
+        if plan.dtype.isbuiltin != 1 and out.endswith(".npy"):
             print(f"NumPy reads it as raw bytes: np.load({out!r}).view(ml_dtypes.{plan.dtype})")
 
 
 @app.command()
 def plan(
-    a: Annotated[str, typer.Argument(metavar="A", help="A .npy file, or a shape: 4096x4096.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="A .npy file, or a shape: 4096x4096.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A file, or a shape: 4096x4096.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="A file, or a shape: 4096x4096.")],
     memory: _Memory = None,
     dtype: _DType = None,
     precision: _Precision = None,
@@ -186,31 +204,26 @@ def plan(
     tilewise plan 50000x50000 50000x50000 --dtype float64 --memory 8GiB
     tilewise plan 10000x50000:uint8 50000x10000:uint8 --dtype int32
     """
-    from ._memory import format_bytes
-    from .outofcore.pipeline import plan_files
+    from ._estimate import estimate, in_words
+    from ._operand import Operand
+    from .outofcore.planning import plan_files
 
     with ExitStack() as files:
-        left, right = (_operand(text, name, dtype, files) for text, name in ((a, "a"), (b, "b")))
+        operands = [_operand(text, name, dtype, files) for text, name in ((a, "a"), (b, "b"))]
         made = plan_files(
-            left,
-            right,
+            *operands,
             memory=memory,
             dtype=dtype,
             precision=precision,
             devices=_split(devices),
         )
-    expected = _expected(made)
+        expected = estimate(made, [x for x in operands if not isinstance(x, Operand)])
     if as_json:
         _print_json({**made.to_dict(), "expected": expected})
         return
     print(made)
     if expected["seconds"]:
-        disk = format_bytes(int(expected["disk_bytes_per_s"]))
-        print(
-            f"time       about {_duration(expected['seconds'])}, at the "
-            f"{expected['flops_per_s'] / 1e9:.3g} GFLOP/s of a small product just now\n"
-            f"limit      arithmetic, if the disk moves {disk} in a second; else the disk"
-        )
+        print(in_words(expected))
 
 
 @app.command()
@@ -230,10 +243,19 @@ def check(
     tilewise check A.npy B.npy C.npy
     """
     from .numerics.check import check as prove
-    from .outofcore.files import open_npy
+    from .outofcore.files import open_matrix
 
-    with open_npy(a, "a") as left, open_npy(b, "b") as right, open_npy(c, "c") as result:
-        found = prove(left.mapped(), right.mapped(), result.mapped(), rounds=rounds)
+    with ExitStack() as files:
+        named = zip((a, b, c), "abc", strict=True)
+        matrices: list[Matrix] = []
+        for path, name in named:
+            matrices.append(open_matrix(path, name))
+            files.enter_context(matrices[-1])
+        mapped = [matrix.mapped(Path(c).parent) for matrix in matrices]
+        try:
+            found = prove(*mapped, rounds=rounds)
+        except TilewiseError as error:
+            raise type(error)(f"{error} (a is {a}, b is {b}, c is {c})") from None
     if as_json:
         _print_json(found.to_dict())
     else:
@@ -272,84 +294,20 @@ def demo() -> int:
     return show()
 
 
-@contextmanager
-def _progress_bar(out: str, *, is_shown: bool) -> Iterator[Report | None]:
-    """Show how far a product has come, on standard error."""
-    if not is_shown:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ._memory import format_bytes
-
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f} %"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        start = time.perf_counter()
-        task = bar.add_task(out, total=None, rate="")
-
-        def report(reached: Any) -> None:
-            rate = reached.flops / (time.perf_counter() - start) / 1e9
-            bar.update(
-                task,
-                total=reached.total_flops,
-                completed=reached.flops,
-                rate=f"{rate:.0f} GFLOP/s, {format_bytes(reached.read_bytes)} read",
-            )
-
-        yield report
-
-
 def _operand(text: str, name: str, dtype: str | None, files: ExitStack) -> Any:
     """Return what ``plan`` was given: an open file, or the description of one of that shape."""
     from types import SimpleNamespace
 
-    from ._plan import Operand
+    from ._operand import Operand
     from .numerics.dtypes import dtype_named
-    from .outofcore.files import open_npy
+    from .outofcore.files import open_matrix
 
     match = re.fullmatch(r"(\d+(?:x\d+)*)(?::(\w+))?", text)
     if match is None:
-        return files.enter_context(open_npy(text, name))
+        return files.enter_context(open_matrix(text, name))
     shape = tuple(int(size) for size in match[1].split("x"))
     element = dtype_named(match[2] or dtype or "float32")
     return Operand.of(SimpleNamespace(shape=shape, dtype=element, where="file"))
-
-
-def _expected(made: Plan) -> dict[str, float]:
-    """Return the seconds a plan should take, from the rate of a small product of its kind."""
-    import numpy as np
-
-    from . import matmul
-
-    side = 1024 if made.method in ("blas", "panels", "or-and") else 256
-    x, y = (np.ones((side, side), operand.dtype) for operand in (made.a, made.b))
-    seconds: list[float] = []
-    while sum(seconds) < _RATE_SECONDS:
-        start = time.perf_counter()
-        matmul(x, y, dtype=made.dtype)
-        seconds.append(time.perf_counter() - start)
-    rate = 2 * side**3 / min(seconds)
-    flops = 2 * math.prod(made.batch) * made.m * made.n * made.k
-    return {
-        "seconds": flops / rate,
-        "flops_per_s": rate,
-        "disk_bytes_per_s": made.moved_bytes * rate / max(flops, 1),
-    }
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60), ("s", 1)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{max(seconds, 1e-3):.3f} s"
 
 
 def _split(devices: str | None) -> list[str] | None:
@@ -358,6 +316,11 @@ def _split(devices: str | None) -> list[str] | None:
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _with_notes(error: BaseException) -> str:
+    """Return an error's message, with where it came and what is kept."""
+    return "; ".join([str(error), *getattr(error, "__notes__", [])])
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import threading
 import tracemalloc
 from pathlib import Path
@@ -25,7 +26,8 @@ from tilewise.errors import (
     OptionError,
     ShapeError,
 )
-from tilewise.outofcore.pipeline import Progress, multiply_files, plan_files
+from tilewise.outofcore.pipeline import Progress, multiply_files
+from tilewise.outofcore.planning import plan_files
 
 #: What ufuncs on strided arrays take for themselves: 8192 elements of each of three operands.
 NUMPYS_OWN = 16 * 3 * 8192
@@ -308,13 +310,13 @@ def test_what_does_not_go_together_is_refused_before_any_work(folder: Folder) ->
     out = folder.path / "c.npy"
     large = folder.save("large.npy", np.ones((300, 300)))
     for error, a, b, options, message in (
-        (ShapeError, x, x, {}, r"\(4, 5\).* and b .*\(4, 5\)"),
-        (ShapeError, folder.save("s.npy", np.float32(3)), x, {}, "a is a scalar"),
+        (ShapeError, x, x, {}, r"x\.npy \(shape \(4, 5\).* and .*x\.npy .*\(4, 5\).* do not go"),
+        (ShapeError, folder.save("s.npy", np.float32(3)), x, {}, r"s\.npy is a scalar"),
         (DeviceError, large, large, {"devices": "cuda:0"}, "cuda:0"),
         (OptionError, large, large, {"precision": "fp16"}, "precision='fp16'"),
         (OptionError, large, large, {"memory": "much"}, "memory='much' is not a budget"),
         (OptionError, large, large, {"memory": float("nan")}, "memory=nan is not a budget"),
-        (OptionError, large, large, {"memory": -1}, "memory=-1 is not a budget"),
+        (OptionError, large, large, {"memory": -1}, "memory=-1 is less than nothing"),
         (OptionError, large, large, {"dtype": "float33"}, "float33"),
         (DTypeError, large, large, {"dtype": "int8"}, "int8"),
         (BudgetError, large, large, {"memory": "4KiB"}, "smallest tiles .* take .* KiB, and"),
@@ -342,11 +344,23 @@ def test_the_data_is_durable_before_the_name_is_given(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = []
-    monkeypatch.setattr(os, "fsync", lambda _: done.append("fsync"))
+
+    def sync(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    monkeypatch.setattr(os, "fsync", sync)
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda *names: done.append("rename") or replace(*names))
-    folder.multiply(np.ones((4, 4)), np.ones((4, 4)))
-    assert done == ["fsync", "rename"]
+    x = np.ones((400, 400))
+    plan, _ = folder.multiply(x, x, memory="800KiB")
+    # What is computed, first the tiles and then the lines that say so; last, and only then, a name.
+    assert done == [
+        "c.npy.journal",
+        *["c.npy.part", "c.npy.journal"] * plan.schedule.tile_count,
+        "c.npy.part",
+        "rename",
+        folder.path.name,
+    ]
 
 
 def test_a_wrong_result_is_not_written(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,37 +378,58 @@ def test_a_wrong_result_is_not_written(folder: Folder, monkeypatch: pytest.Monke
     monkeypatch.setattr(_cpu, "finish", corrupt)
     with pytest.raises(CheckError, match="found a wrong result, which was not written: WRONG at"):
         folder.multiply(a, b, memory="300KiB", verify=True)
-    assert folder.names() == ["a.npy", "b.npy"]
+    assert "c.npy" not in folder.names()
 
 
-@pytest.mark.parametrize("event", ["raise", "cut", "touch", "interrupt"])
-def test_whatever_happens_nothing_is_left_behind(
+@pytest.mark.parametrize("event", ["raise", "cut", "touch", "replace", "remove", "interrupt"])
+def test_whatever_happens_threads_end_and_finished_tiles_stay(
     folder: Folder, rng: np.random.Generator, event: str
 ) -> None:
     a, b = rng.standard_normal((2, 600, 600)).astype(np.float32)
+    happened = []
 
     def happen(reached: Progress) -> None:
-        if reached.flops > reached.total_flops / 4:
+        if reached.flops > reached.total_flops / 4 and not happened:
+            happened.append(event)
             if event == "raise":
                 raise ZeroDivisionError
             if event == "interrupt":
                 raise KeyboardInterrupt
             if event == "cut":
                 os.truncate(folder.path / "a.npy", 1000)
-            else:
+            elif event == "touch":
                 os.utime(folder.path / "a.npy", (1, 1))
+            elif event == "replace":
+                np.save(folder.path / "other.npy", a)
+                os.replace(folder.path / "other.npy", folder.path / "a.npy")
+            else:
+                (folder.path / "a.npy").unlink()
 
     error, message = {
         "raise": (ZeroDivisionError, None),
         "interrupt": (KeyboardInterrupt, None),
         "cut": (FileError, "it was cut while it was read"),
         "touch": (FileError, "was changed while it was read"),
+        "replace": (FileError, "was removed or replaced while it was read"),
+        "remove": (FileError, "was removed or replaced while it was read"),
     }[event]
     threads = threading.active_count()
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as raised:
         folder.multiply(a, b, memory="300KiB", progress=happen)
-    assert folder.names() == ["a.npy", "b.npy"]
     assert threading.active_count() == threads
+    assert "c.npy" not in folder.names()
+    assert re.search(r"finished tiles? of \d+ stay in .*c\.npy\.part", raised.value.__notes__[-1])
+    paths = [folder.path / name for name in ("a.npy", "b.npy", "c.npy")]
+    if event in ("raise", "interrupt"):
+        multiply_files(*paths, memory="300KiB")
+        _, expected = folder.multiply(a, b, memory="300KiB")
+        assert np.load(paths[2]).tobytes() == expected.tobytes()
+    else:  # what was computed from the old file does not go with the new one
+        np.save(paths[0], a)
+        with pytest.raises(
+            FileError, match=r"holds \d+ finished tiles of another product: a was c"
+        ):
+            multiply_files(*paths, memory="300KiB")
 
 
 def test_a_disk_that_fills_up_stops_the_work(
@@ -409,9 +444,15 @@ def test_a_disk_that_fills_up_stops_the_work(
         return pwrite(fd, data, offset)
 
     monkeypatch.setattr(os, "pwrite", fills_up)
-    with pytest.raises(FileError, match=r"out \(.*c\.npy\) needs 1\.37 MiB and .* has .* free: No"):
+    with pytest.raises(
+        FileError, match=r"out \(.*c\.npy\) needs 1\.37 MiB and .* has .* free: No"
+    ) as raised:
         folder.multiply(a, b, memory="300KiB")
-    assert folder.names() == ["a.npy", "b.npy"]
+    assert raised.value.__notes__[0].startswith("on tile ")
+    monkeypatch.undo()
+    _, c = folder.multiply(a, b, memory="300KiB")
+    assert folder.names() == ["a.npy", "b.npy", "c.npy"]
+    assert within_bound(c, a, b)
 
 
 def test_H2_no_switch_of_ours_is_in_the_environment() -> None:

@@ -125,7 +125,7 @@ class _Problem:
     @classmethod
     def of(cls, a: Array, b: Array, c: Array, bound: bounds.Bound | None) -> _Problem:
         kinds = [canonical(x.dtype, name) for name, x in (("a", a), ("b", b), ("c", c))]
-        if any(kind.char in "gG" for kind in kinds):
+        if any(kind.type in (np.longdouble, np.clongdouble) for kind in kinds):
             raise DTypeError("check covers types up to float64 and complex128, not longdouble")
         for name, x in (("a", a), ("b", b)):
             if x.ndim == 0:

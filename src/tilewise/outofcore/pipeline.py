@@ -1,54 +1,46 @@
 """Products of files: a schedule executed by the CPU, with reading and writing beside it.
 
 The panels of the next step are read by one thread and finished parts of C are written by another
-while this thread computes. All arithmetic is that of products in memory.
+while this thread computes. All arithmetic is that of products in memory. A tile that is written is
+made durable and then recorded, so that a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import math
-import os
+import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _api, _cpu, _memory
-from .._plan import Operand, Plan, held_per_element
-from ..errors import BudgetError, CheckError, DeviceError, FileError
-from .choice import choose_schedule, least_budget
-from .files import NpyFile, NpyOutput, check_output_path, open_npy
-from .schedule import (
-    Box,
-    Job,
-    Schedule,
-    Side,
-    Step,
-    Tiles,
-    whole_schedule,
-)
+from .. import __version__, _cpu
+from .._arrays import no_stream
+from .._plan import Plan
+from ..errors import CheckError, FileError, ShapeError, TilewiseError
+from ..numerics.verdict import Where
+from .files import Matrix, Operand, Output, Target, open_matrix
+from .flat import Box
+from .journal import Journal, recorded
+from .planning import layout_of, part_bytes_of, plan_files
+from .schedule import Schedule, Step, Tiles
 
-__all__ = ["Progress", "multiply_files", "plan_files"]
+__all__ = ["Progress", "multiply_files", "run_plan"]
 
 Array = NDArray[Any]
-FilePath = str | os.PathLike[str]
 Report = Callable[["Progress"], object]
-
-#: Products of fewer multiplications, about a second's work, run as one call where they fit: their
-#: bits are np.matmul's. Longer ones are cut, to read and write beside, and to answer an interrupt.
-_WHOLE_WORK = 1 << 36
-_TILED_BITS = "this plan: same tiles, BLAS and threads, same bits"
-_TILED_WHY = ("panels are read, and results written, beside BLAS at work",)
 
 
 def multiply_files(
-    a: FilePath,
-    b: FilePath,
-    out: FilePath,
+    a: Operand,
+    b: Operand,
+    out: Operand,
     /,
     *,
     dtype: Any = None,
@@ -58,17 +50,24 @@ def multiply_files(
     verify: bool = False,
     progress: Report | None = None,
 ) -> Plan:
-    """Write the matrix product of two .npy files, ``out = a @ b``, within a memory budget.
+    """Write the matrix product of two files, ``out = a @ b``, within a memory budget.
+
+    A run that was stopped, by whatever, goes on when it is called again with the same arguments:
+    tiles of the result that were finished stay. Without ``memory`` it takes the budget it had.
 
     Parameters
     ----------
-    a : path of an array (..., m, k) or (k,)
-    b : path of an array (..., k, n) or (k,)
-        .npy files in C or Fortran order, of any type and byte order that `matmul` takes. NumPy
-        stores bfloat16 and float8 as raw bytes; a name such as ``"A.npy:bfloat16"`` says which.
-    out : path of an array (..., m, n)
-        A .npy file, C-ordered. It appears, or replaces the one that is there, when all of it is
-        written and durable; until then its data is in ``<out>.part-…`` beside it.
+    a : path or store of an array (..., m, k) or (k,)
+    b : path or store of an array (..., k, n) or (k,)
+        .npy files in C or Fortran order; Zarr arrays (``tilewise[zarr]``) and HDF5 datasets
+        (``tilewise[hdf5]``), the one there is or ``"A.h5:/group/x"``; of any type and byte order
+        that `matmul` takes. Files have bfloat16 and float8 as raw bytes; a name such as
+        ``"A.npy:bfloat16"`` says which. Or an object with ``shape``, ``dtype`` and slicing.
+    out : path or store of an array (..., m, n)
+        A .npy, .zarr or .h5 file, C-ordered. It appears, or replaces the one that is there, when
+        all of it is written and durable; until then its data is in ``<out>.part`` beside it, and
+        what is done in ``<out>.journal``. An object that takes slices, of exactly the result's
+        shape and dtype, is written in place, and from the beginning each time.
     dtype, precision, devices
         As for `matmul`.
     memory : int or str, optional
@@ -76,8 +75,10 @@ def multiply_files(
         Without one, half of the free memory, rounded down to a power of two so that runs are
         usually alike.
     verify : bool
-        Check the result by `check` before it gets its name. That holds what `check` says, when
-        all buffers have been given back.
+        Check the result by `check` before it gets its name; tiles in which that finds a wrong
+        element are computed again. That holds what `check` says, when all buffers have been given
+        back; what cannot be mapped (Zarr, chunked HDF5) is copied to a nameless file beside the
+        output for it.
     progress : callable, optional
         Called with a `Progress` after each step, in the calling thread.
 
@@ -89,20 +90,17 @@ def multiply_files(
     Raises
     ------
     FileError
-        If a file cannot be read, or the result not be written, for example for want of space.
+        If a file cannot be read, or the result not be written, for example for want of space; or
+        if operands or plan are not those of the finished tiles that are there.
     ShapeError, DTypeError, OptionError, BudgetError, DeviceError
         As `matmul` does, before any work.
     CheckError
-        If ``verify`` found the result wrong; nothing is written then.
+        If ``verify`` found the result wrong, and again after computing it anew.
     """
-    with open_npy(a, "a") as left, open_npy(b, "b") as right:
-        target = check_output_path(out)
-        for operand in (left, right):
-            if operand.is_same_file(target):
-                raise FileError(
-                    f"out ({out}) is the same file as {operand.name}; inputs are never "
-                    "overwritten, so give the result another name"
-                )
+    with open_matrix(a, "a") as left, open_matrix(b, "b") as right:
+        target = _target(out, left, right)
+        if memory is None:
+            memory = recorded(target.journal_path).get("budget_bytes")
         plan = plan_files(
             left,
             right,
@@ -111,14 +109,9 @@ def multiply_files(
             devices=devices,
             precision=precision,
             verify=verify,
+            is_flat=target.kind in ("npy", "hdf5"),
         )
-        with NpyOutput(target, plan.shape, plan.dtype, _grid(plan)) as output:
-            _execute(plan, left, right, output, progress or (lambda _: None))
-            left.check_unchanged()
-            right.check_unchanged()
-            if verify:
-                _verify(plan, left, right, output)
-            output.commit()
+        _run(plan, left, right, target, progress or (lambda _: None))
     return plan
 
 
@@ -126,172 +119,270 @@ def multiply_files(
 class Progress:
     """How far a product of files has come."""
 
-    flops: int  #: multiplications and additions that are done
+    flops: int  #: multiplications and additions that are done, in earlier runs too
     total_flops: int
-    read_bytes: int
+    read_bytes: int  #: in this run, as the two below
     written_bytes: int
+    seconds: float
+    waited_seconds: float  #: of these, in which nothing was computed for want of data or of room
+    kept_flops: int = 0  #: of ``flops``, in earlier runs
+
+    @property
+    def flops_per_s(self) -> float:
+        return (self.flops - self.kept_flops) / max(self.seconds, 1e-9)
+
+    @property
+    def seconds_left(self) -> float:
+        """What the rest takes at the rate so far."""
+        return (self.total_flops - self.flops) / max(self.flops_per_s, 1e-9)
+
+    @property
+    def limit(self) -> str:
+        """What a faster one of would help: "disk" or "compute"."""
+        return "disk" if self.waited_seconds > self.seconds / 2 else "compute"
 
 
-def plan_files(
-    a: NpyFile | Operand,
-    b: NpyFile | Operand,
-    *,
-    dtype: Any = None,
-    memory: Any = None,
-    devices: Any = None,
-    precision: str | None = None,
-    verify: bool = False,
-) -> Plan:
-    """Return the plan by which `multiply_files` multiplies two operands in files.
-
-    Raises
-    ------
-    ShapeError, DTypeError, OptionError, BudgetError, DeviceError
-        As `multiply_files` does.
-    """
-    budget = _memory.parse_budget(memory)
-    if budget is None:
-        budget = _default_budget()
-    plan = _api.plan(
-        a,
-        b,
-        dtype=dtype,
-        devices="cpu" if devices is None else devices,
-        precision=precision,
-        verify=verify,
-        out=True,
-    )
-    if plan.device != "cpu":
-        raise DeviceError(
-            f"device {plan.device!r} was asked for, and this version multiplies files on the CPU; "
-            "leave it out, or use devices='cpu'"
+def run_plan(
+    plan: Plan, a: Operand, b: Operand, out: Operand, stream: Any, report: Report | None
+) -> Operand:
+    """Run a plan for files on operands, after checking that they are those it was made for."""
+    if stream is not None:
+        raise no_stream(stream)
+    with open_matrix(a, "a") as left, open_matrix(b, "b") as right:
+        target = _target(out, left, right)
+        again = plan_files(
+            left,
+            right,
+            dtype=plan.dtype,
+            memory=plan.schedule.budget_bytes if plan.schedule is not None else None,
+            devices=plan.device,
+            precision=plan.precision,
+            verify=plan.verify,
+            is_flat=target.kind in ("npy", "hdf5"),
         )
-    plan = replace(plan, a=replace(plan.a, where="file"), b=replace(plan.b, where="file"))
-    job = _job(plan)
-    work = math.prod(plan.batch) * plan.m * plan.n * plan.k
-    result_bytes = math.prod(plan.shape) * plan.dtype.itemsize
-    whole_bytes = plan.a.nbytes + plan.b.nbytes + result_bytes + plan.workspace_bytes
-    if not result_bytes:
-        return plan
-    if whole_bytes <= budget and work <= _WHOLE_WORK:
-        return replace(
-            plan, schedule=whole_schedule(job, whole_bytes, budget), held_bytes=whole_bytes
-        )
-    schedule = choose_schedule(job, budget)
-    if schedule is None:
-        size = _memory.format_bytes
-        raise BudgetError(
-            f"the smallest tiles of {plan.a} @ {plan.b} take {size(least_budget(job))}, and "
-            f"memory= allows {size(budget)}; raise the budget"
-        )
-    return replace(
-        plan,
-        schedule=schedule,
-        tiles=None,
-        matrices_at_once=schedule.at_once,
-        workspace_bytes=schedule.workspace_bytes,
-        held_bytes=schedule.held_bytes,
-        moved_bytes=schedule.read_bytes + schedule.written_bytes,
-        bits=_TILED_BITS if plan.compute_dtype.kind in "fc" else plan.bits,
-        why=_TILED_WHY if plan.method == "blas" else plan.why,
-    )
+        for x, planned in ((again.a, plan.a), (again.b, plan.b)):
+            if (x.shape, x.dtype, x.strides) != (planned.shape, planned.dtype, planned.strides):
+                raise ShapeError(f"{x} is not what this plan is for: {planned}; make a plan for it")
+        _run(again, left, right, target, report or (lambda _: None))
+    return out
 
 
-def _job(plan: Plan) -> Job:
-    a, b = plan.a, plan.b
-    batch, m, a_batch = plan.batch, plan.m, a.shape[:-2]
-    a_along_k = len(a.shape) == 1 or a.strides[-1] <= a.strides[-2]
-    if len(b.shape) <= 2 and a_batch and a_along_k and a.strides[0] == max(a.strides):
-        # C-ordered matrices one after the other, times one matrix: they are one tall matrix.
-        batch, m, a_batch = (), math.prod(batch) * m, ()
-    sums = _cpu.new_sum(plan, (0,))
-    # BLAS reads such panels as they are; those of a foreign byte order are not equal here.
-    is_plain = sums.dtype.kind in "fc" and a.dtype == b.dtype == sums.dtype
-    panel_bytes, tile_bytes = held_per_element(plan.method, plan.compute_dtype)
-    return Job(
-        batch=batch,
-        k=plan.k,
-        a=Side(m, a.dtype.itemsize, a_along_k, a_batch, _batch_is_inside(a)),
-        b=Side(
-            plan.n,
-            b.dtype.itemsize,
-            len(b.shape) == 1 or b.strides[-2] < b.strides[-1],
-            b.shape[:-2],
-            _batch_is_inside(b),
-        ),
-        panel_bytes=0 if is_plain else panel_bytes,
-        product_bytes=tile_bytes - sums.itemsize,
-        sum_itemsize=sums.itemsize,
-        out_itemsize=plan.dtype.itemsize,
-    )
+def _target(out: Operand, *operands: Matrix) -> Target:
+    target = Target.of(out)
+    for x in operands:
+        if target.final is not None and x.is_same_file(target.final):
+            raise FileError(
+                f"{target.name} is the same file as {x.name}; inputs are never overwritten, so "
+                "give the result another name"
+            )
+    return target
 
 
-def _batch_is_inside(x: Operand) -> bool:
-    """Whether neighbours in a file are of different matrices, as in F-ordered stacks."""
-    return len(x.shape) > 2 and x.strides[0] < min(x.strides[-2:])
+def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> None:
+    """Write the product to its place; whatever happens, finished tiles stay and the rest goes."""
+    with target.journal() as journal:
+        identities = a.identity(), b.identity()
+        if None in identities:  # nothing tells whether they are still what they were
+            journal.forget(set(journal.done))
+        journal.begin(_identity(plan, *identities))
+        try:
+            output = _open_output(plan, a, b, target, journal)
+            try:
+                _produce(plan, a, b, target, output, journal, report)
+                output.commit()
+            finally:
+                output.close()
+        except BaseException as error:
+            if target.part is not None and journal.done and None not in identities:
+                error.add_note(
+                    f"{journal.count} of {_tile_count(plan)} stay in {target.part}; the same "
+                    "command goes on from there"
+                )
+            else:
+                target.discard()
+                journal.remove()
+            raise
+        journal.remove()
 
 
-def _default_budget() -> int:
-    half = _memory.available_bytes() // 2
-    return 1 << max(half.bit_length() - 1, 0)
+def _identity(plan: Plan, a: dict[str, Any] | None, b: dict[str, Any] | None) -> dict[str, Any]:
+    """Return all that the bits of a tile depend on, as a journal keeps it."""
+    schedule = {} if plan.schedule is None else plan.schedule.to_dict()
+    return {
+        "tilewise": __version__,
+        "a": a,
+        "b": b,
+        "result": f"{plan.shape} {plan.dtype}",
+        "budget_bytes": schedule.get("budget_bytes"),
+        "device": plan.device,
+        "runs_on": plan.runs_on,
+        "precision": plan.precision,
+        "plan": {"method": plan.method, "sums": str(plan.compute_dtype), **schedule},
+    }
 
 
-def _grid(plan: Plan) -> tuple[int, ...]:
-    """Return the result's shape as the schedule cuts it: batch, rows, columns."""
-    if plan.schedule is None:
-        return plan.shape
-    job = plan.schedule.job
-    return (*job.batch, job.m, job.n)
+def _open_output(plan: Plan, a: Matrix, b: Matrix, target: Target, journal: Journal) -> Output:
+    layout = layout_of(plan, a, b)
+    most = part_bytes_of(plan)
+    if journal.done:
+        try:
+            return target.reopen(layout, most)
+        except FileError:  # the journal outlived it
+            journal.forget(set(journal.done))
+    return target.create(layout, most)
 
 
-def _execute(plan: Plan, a: NpyFile, b: NpyFile, output: NpyOutput, report: Report) -> None:
+def _produce(
+    plan: Plan,
+    a: Matrix,
+    b: Matrix,
+    target: Target,
+    output: Output,
+    journal: Journal,
+    report: Report,
+) -> None:
+    """Compute the tiles that are not done, until the result is right if that was asked for."""
+    again: set[int] = set()
+    while True:
+        _execute(plan, a, b, output, journal, report)
+        a.check_unchanged()
+        b.check_unchanged()
+        if not plan.verify:
+            return
+        from ..numerics.check import check
+
+        operands = a.mapped(target.folder), b.mapped(target.folder)
+        result = output.mapped(target.folder).reshape(plan.shape)
+        found = check(*operands, result, bound=plan.bound)
+        if found:
+            return
+        del operands, result
+        wrong = _tiles_at(plan, found.where)
+        journal.forget(wrong)
+        if wrong <= again:
+            raise CheckError(f"verify=True found a wrong result, which was not written: {found}")
+        again |= wrong
+
+
+def _tiles_at(plan: Plan, where: Where | None) -> set[int]:
+    """Return the tiles that hold the wrong elements a check located."""
+    schedule = plan.schedule
+    if schedule is None or where is None:
+        return set()
+    if schedule.is_whole:
+        return {0}
+    job = schedule.job
+    batch, rows, columns = where.batch, where.rows, where.columns
+    if not where.is_complete:
+        rows, columns = (range(plan.m),), (range(plan.n),)
+    if len(job.batch) < len(batch):  # the batch's matrices are one tall matrix
+        above = int(np.ravel_multi_index(batch, plan.batch)) * plan.m
+        batch, rows = (), tuple(range(above + r.start, above + r.stop) for r in rows)
+    found = set()
+    for step in schedule.steps():
+        *at, high, wide = step.c
+        if (
+            all(part.start <= i < part.stop for part, i in zip(at, batch, strict=True))
+            and any(high.start < r.stop and r.start < high.stop for r in rows)
+            and any(wide.start < r.stop and r.start < wide.stop for r in columns)
+        ):
+            found.add(step.tile)
+    return found
+
+
+def _tile_count(plan: Plan) -> int:
+    if plan.schedule is None or plan.schedule.is_whole:
+        return 1
+    return plan.schedule.tile_count
+
+
+def _execute(
+    plan: Plan, a: Matrix, b: Matrix, output: Output, journal: Journal, report: Report
+) -> None:
     schedule = plan.schedule
     if schedule is None:  # the result has no elements
         return
+    most = part_bytes_of(plan)
     if schedule.is_whole:
-        _multiply_whole(plan, a, b, output, report)
+        if not journal.done:
+            a, b = a.as_panels(a.shape, most), b.as_panels(b.shape, most)
+            _multiply_whole(plan, a, b, output, journal, report)
         return
     job = schedule.job
-    a = a.reshaped((*job.a.batch, job.m, job.k))
-    b = b.reshaped((*job.b.batch, job.k, job.n))
+    a = a.as_panels((*job.a.batch, job.m, job.k), most)
+    b = b.as_panels((*job.b.batch, job.k, job.n), most)
     with (
         ThreadPoolExecutor(1, "tilewise-read") as reading,
         ThreadPoolExecutor(1, "tilewise-write") as writing,
         np.errstate(all="ignore"),  # Inf and NaN are results here, not news
     ):
-        inbox = _Inbox(schedule, a, b, reading)
-        outbox = _Outbox(schedule, plan, output, writing)
-        _multiply_tiles(plan, schedule, inbox, outbox, report)
+        inbox = _Inbox(schedule, a, b, journal, reading)
+        outbox = _Outbox(schedule, plan, output, journal, writing)
+        _multiply_tiles(plan, schedule, inbox, outbox, journal, report)
 
 
-def _multiply_whole(plan: Plan, a: NpyFile, b: NpyFile, output: NpyOutput, report: Report) -> None:
+def _multiply_whole(
+    plan: Plan, a: Matrix, b: Matrix, output: Output, journal: Journal, report: Report
+) -> None:
+    start = time.perf_counter()
+    grid = layout_of(plan, a, b).grid
     x, y = (f.read(_everything(f.shape), np.empty(f.nbytes, np.uint8)) for f in (a, b))
-    result = np.asarray(_cpu.execute(plan, x, y, None)).reshape(output.grid)
-    output.write(_everything(output.grid), result)
+    read_seconds = time.perf_counter() - start
+    result = np.asarray(_cpu.execute(plan, x, y, None)).reshape(grid)
+    output.write(_everything(grid), result)
+    output.sync()
+    journal.record(0)
     flops = 2 * result.size * plan.k
-    report(Progress(flops, flops, a.nbytes + b.nbytes, output.nbytes))
+    seconds = time.perf_counter() - start
+    moved = a.nbytes + b.nbytes, result.nbytes
+    report(Progress(flops, flops, *moved, seconds, read_seconds))
 
 
 def _multiply_tiles(
-    plan: Plan, schedule: Schedule, inbox: _Inbox, outbox: _Outbox, report: Report
+    plan: Plan,
+    schedule: Schedule,
+    inbox: _Inbox,
+    outbox: _Outbox,
+    journal: Journal,
+    report: Report,
 ) -> None:
     inner = schedule.inner
-    flops = 0
+    start = time.perf_counter()
+    kept = flops = _finished_flops(schedule, journal) if journal.done else 0
     sums: Array | None = None
-    for step in schedule.steps():
+    for step in schedule.steps(frozenset(journal.done)):
         a_panel, b_panel = inbox.take()
-        if step.is_first:
-            sums = None  # its memory goes before the next is taken
-            sums = _cpu.new_sum(plan, _shape(step.c))
-        assert sums is not None
-        cut = replace(inner, m=sums.shape[-2], n=sums.shape[-1], k=a_panel.shape[-1])
-        for tile in cut:
-            _add_tile(plan, step, cut, tile, sums, a_panel, b_panel)
-            if step.is_last:
-                outbox.put(step, tile, sums)
+        with _on_tile(step):
+            if step.is_first:
+                sums = None  # its memory goes before the next is taken
+                sums = _cpu.new_sum(plan, _shape(step.c))
+            assert sums is not None
+            cut = replace(inner, m=sums.shape[-2], n=sums.shape[-1], k=a_panel.shape[-1])
+            for i, tile in enumerate(cut, 1):
+                _add_tile(plan, step, cut, tile, sums, a_panel, b_panel)
+                if step.is_last:
+                    outbox.put(step, tile, sums, is_end=i == cut.count)
         flops += 2 * sums.size * cut.k
-        report(Progress(flops, schedule.flops, inbox.read_bytes, outbox.written_bytes))
+        report(
+            Progress(
+                flops,
+                schedule.flops,
+                inbox.read_bytes,
+                outbox.written_bytes,
+                time.perf_counter() - start,
+                inbox.waited_seconds + outbox.waited_seconds,
+                kept,
+            )
+        )
     outbox.close()
+
+
+def _finished_flops(schedule: Schedule, journal: Journal) -> int:
+    todo = sum(
+        2 * math.prod(_shape(step.c)) * _shape(step.a.box)[-1]
+        for step in schedule.steps(frozenset(journal.done))
+    )
+    return schedule.flops - todo
 
 
 def _add_tile(
@@ -319,10 +410,16 @@ class _Inbox:
     """Panels of the files, read by a thread one step ahead into the buffers of the schedule."""
 
     def __init__(
-        self, schedule: Schedule, a: NpyFile, b: NpyFile, reading: ThreadPoolExecutor
+        self,
+        schedule: Schedule,
+        a: Matrix,
+        b: Matrix,
+        journal: Journal,
+        reading: ThreadPoolExecutor,
     ) -> None:
         depth = schedule.at_once * schedule.tile_k
         self.read_bytes = 0
+        self.waited_seconds = 0.0
         self._files = a, b
         self._buffers = [
             [np.empty(tile * depth * f.dtype.itemsize, np.uint8) for _ in range(count)]
@@ -332,13 +429,15 @@ class _Inbox:
             )
         ]
         self._reading = reading
-        self._steps = schedule.steps()
+        self._steps = schedule.steps(frozenset(journal.done))
         self._pending = self._load_next()
 
     def take(self) -> list[Array]:
         """Return the panels of the next step, and begin to read those of the step after it."""
         assert self._pending is not None, "a panel is taken for each step"
+        start = time.perf_counter()
         panels = self._pending.result()
+        self.waited_seconds += time.perf_counter() - start
         self._pending = self._load_next()
         return panels
 
@@ -348,53 +447,84 @@ class _Inbox:
 
     def _load(self, step: Step) -> list[Array]:
         panels = []
-        for file, buffers, panel in zip(self._files, self._buffers, step[:2], strict=True):
-            if panel.is_read:
-                panels.append(file.read(panel.box, buffers[panel.slot]))
-                self.read_bytes += panels[-1].nbytes
-            else:
-                panels.append(file.view(panel.box, buffers[panel.slot]))
+        with _on_tile(step):
+            for file, buffers, panel in zip(self._files, self._buffers, step[:2], strict=True):
+                if panel.is_read:
+                    panels.append(file.read(panel.box, buffers[panel.slot]))
+                    self.read_bytes += panels[-1].nbytes
+                else:
+                    panels.append(file.view(panel.box, buffers[panel.slot]))
         return panels
 
 
 class _Outbox:
-    """Finished sums on their way to the file: one buffer is filled, the other is written."""
+    """Finished sums on their way to the file: one buffer is filled, the other is written.
+
+    Of one tile at a time: when a stop comes, at most this one and the one being computed are lost.
+    """
 
     def __init__(
-        self, schedule: Schedule, plan: Plan, output: NpyOutput, writing: ThreadPoolExecutor
+        self,
+        schedule: Schedule,
+        plan: Plan,
+        output: Output,
+        journal: Journal,
+        writing: ThreadPoolExecutor,
     ) -> None:
         size = schedule.at_once * schedule.inner.tile_m * schedule.inner.tile_n
         self.written_bytes = 0
-        self._plan, self._output, self._writing = plan, output, writing
+        self.waited_seconds = 0.0
+        self._plan, self._output, self._journal = plan, output, journal
+        self._writing = writing
         self._buffers = [np.empty(size, plan.dtype) for _ in range(2)]
         self._pending: deque[Future[None]] = deque()
+        self._tile: int | None = None
 
-    def put(self, step: Step, tile: tuple[slice, slice], sums: Array) -> None:
+    def put(self, step: Step, tile: tuple[slice, slice], sums: Array, *, is_end: bool) -> None:
         """Round a finished part of the sums into a buffer and send it to its place in the file."""
-        if len(self._pending) == len(self._buffers):
-            self._pending.popleft().result()
+        self._wait_for(len(self._buffers) - 1 if step.tile == self._tile else 0)
+        self._tile = step.tile
         self._buffers.reverse()
         rows, columns = tile
         part = sums[..., rows, columns]
         values = self._buffers[0][: part.size].reshape(part.shape)
         _cpu.finish(self._plan, part, values)
         box = (*step.c[:-2], _within(step.c[-2], rows), _within(step.c[-1], columns))
-        self._pending.append(self._writing.submit(self._output.write, box, values))
+        self._pending.append(self._writing.submit(self._write, step, box, values, is_end))
         self.written_bytes += values.nbytes
 
     def close(self) -> None:
         """Return when everything is in the file."""
-        while self._pending:
+        self._wait_for(0)
+
+    def _wait_for(self, most: int) -> None:
+        start = time.perf_counter()
+        while len(self._pending) > most:
             self._pending.popleft().result()
+        self.waited_seconds += time.perf_counter() - start
+
+    def _write(self, step: Step, box: Box, values: Array, is_end: bool) -> None:
+        with _on_tile(step):
+            self._output.write(box, values)
+            if is_end:
+                self._output.sync()
+                self._journal.record(step.tile)
 
 
-def _verify(plan: Plan, a: NpyFile, b: NpyFile, output: NpyOutput) -> None:
-    from ..numerics.check import check
-
-    result = output.mapped().reshape(plan.shape)
-    found = check(a.mapped(), b.mapped(), result, bound=plan.bound)
-    if not found:
-        raise CheckError(f"verify=True found a wrong result, which was not written: {found}")
+@contextmanager
+def _on_tile(step: Step) -> Iterator[None]:
+    """Say on which tile an error came, and let no thread end for a reason that nobody sees."""
+    try:
+        yield
+    except Exception as error:
+        if not hasattr(error, "__notes__"):
+            place = ", ".join(f"{part.start}:{part.stop}" for part in step.c)
+            error.add_note(f"on tile {step.tile} of the result, [{place}]")
+        raise
+    except BaseException as error:
+        if threading.current_thread() is threading.main_thread():
+            raise
+        raise TilewiseError(f"a thread at work on tile {step.tile} ended: {error!r}") from error
 
 
 def _everything(shape: tuple[int, ...]) -> Box:

@@ -70,6 +70,7 @@ class Side:
     batch: tuple[int, ...] = ()  #: its batch axes, as many as the product's; 1 where it broadcasts
     batch_is_inside: bool = False  #: whether neighbours in the file are of different matrices
     chunk: tuple[int, int] = (1, 1)  #: what is read as one, along its size and along K
+    name: str = ""  #: of the file, for people
 
     def elements(self, k: int, tile: int, tile_k: int) -> float:
         """Return how many elements are read for the panels of one matrix, chunks being whole."""
@@ -281,6 +282,7 @@ class Schedule:
 
     def __str__(self) -> str:
         held, budget = format_bytes(self.held_bytes), format_bytes(self.budget_bytes)
+        a_name, b_name = self.job.a.name or "a", self.job.b.name or "b"
         if self.is_whole:
             tiles = "one product in memory: operands and result fit the budget"
             buffers = f"{held} of {budget}"
@@ -294,10 +296,10 @@ class Schedule:
             if self.piece_count > 1:
                 tiles += f"; K in {self.piece_count} pieces of {self.tile_k}"
             buffers = (
-                f"{held} of {budget}: {_counted(self.a_slots, 'panel')} of a, {self.b_slots} of b, "
-                f"sums {format_bytes(self.sum_bytes)}"
+                f"{held} of {budget}: {_counted(self.a_slots, 'panel')} of {a_name}, "
+                f"{self.b_slots} of {b_name}, sums {format_bytes(self.sum_bytes)}"
             )
-        passes = f"a {_times(self.a_passes)}, b {_times(self.b_passes)}"
+        passes = f"{a_name} {_times(self.a_passes)}, {b_name} {_times(self.b_passes)}"
         return "\n".join(
             [
                 f"tiles      {tiles}",

@@ -1,0 +1,117 @@
+"""How long a product of files should take: from the rates of this machine, measured just now."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._memory import format_bytes
+
+if TYPE_CHECKING:
+    from ._plan import Plan
+    from .outofcore.files import Matrix
+
+__all__ = ["duration", "estimate", "in_words"]
+
+#: For how long small matrices are multiplied, and files read, to learn a rate.
+_RATE_SECONDS = 0.2
+_SAMPLE_BYTES = 64 << 20
+_STRETCH_BYTES = 4 << 20
+
+
+def estimate(plan: Plan, files: Sequence[Matrix] = ()) -> dict[str, Any]:
+    """Return the seconds that a plan should take, and what it will wait for.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of a product of files.
+    files : sequence of operands, optional
+        Those that are there, to be read for a moment. Without one nobody knows the disk, and the
+        time is that of the arithmetic.
+    """
+    rate = _compute_rate(plan)
+    flops = 2 * math.prod(plan.batch) * plan.m * plan.n * plan.k
+    moved = plan.moved_bytes
+    rates = [found for file in files if (found := _read_rate(file))]
+    disk = min(rates, default=None)
+    compute_seconds = flops / rate
+    disk_seconds = 0.0 if disk is None else moved / disk
+    return {
+        "seconds": max(compute_seconds, disk_seconds),
+        "limit": "disk" if disk_seconds > compute_seconds else "compute",
+        "flops_per_s": rate,
+        "disk_bytes_per_s": disk,
+        "least_disk_bytes_per_s": moved * rate / max(flops, 1),
+    }
+
+
+def in_words(expected: dict[str, Any]) -> str:
+    """Return the lines ``time`` and ``limit`` for people."""
+    least = format_bytes(int(expected["least_disk_bytes_per_s"]))
+    gigaflops = expected["flops_per_s"] / 1e9
+    time_line = f"time       about {duration(expected['seconds'])}, at the {gigaflops:.3g} GFLOP/s "
+    time_line += "of a small product just now"
+    if expected["disk_bytes_per_s"] is None:
+        limit = f"arithmetic, if the disk moves {least} in a second; else the disk"
+    else:
+        disk = format_bytes(int(expected["disk_bytes_per_s"]))
+        time_line += f", and the {disk}/s of these files"
+        limit = "the disk" if expected["limit"] == "disk" else "arithmetic"
+        limit += f": it would take {least}/s to keep up"
+    return f"{time_line}\nlimit      {limit}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span as people say it: ``3.2 minutes``."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60), ("s", 1)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(seconds, 1e-3):.3f} s"
+
+
+def _compute_rate(plan: Plan) -> float:
+    """Return the operations a second of a small product of the plan's kind."""
+    from ._api import matmul
+
+    side = 1024 if plan.method in ("blas", "panels", "or-and") else 256
+    x, y = (np.ones((side, side), operand.dtype) for operand in (plan.a, plan.b))
+    seconds: list[float] = []
+    while sum(seconds) < _RATE_SECONDS:
+        start = time.perf_counter()
+        matmul(x, y, dtype=plan.dtype)
+        seconds.append(time.perf_counter() - start)
+    return 2 * side**3 / min(seconds)
+
+
+def _read_rate(file: Matrix) -> float | None:
+    """Return the bytes a second that come from a file, not from the memory it may be cached in."""
+    from .outofcore.flat import FlatFile
+    from .outofcore.stores import parts
+
+    if not file.nbytes:
+        return None
+    if isinstance(file, FlatFile):
+        if hasattr(os, "posix_fadvise"):
+            descriptor = file.file.fileno()
+            os.posix_fadvise(descriptor, file.offset, _SAMPLE_BYTES, os.POSIX_FADV_DONTNEED)
+        file = replace(file, shape=(math.prod(file.shape),), is_fortran=False)
+    everything = tuple(slice(0, size) for size in file.shape)
+    chunks = file.chunks or (1,)
+    largest = max(_STRETCH_BYTES, math.prod(chunks) * file.dtype.itemsize)
+    buffer = np.empty(largest, np.uint8)
+    read = 0
+    start = time.perf_counter()
+    for i, part in enumerate(parts(everything, chunks, _STRETCH_BYTES // file.dtype.itemsize)):
+        if i == 1:  # the first one opens what there is to open
+            read, start = 0, time.perf_counter()
+        read += file.read(part, buffer).nbytes
+        if read >= _SAMPLE_BYTES or (i and time.perf_counter() - start > _RATE_SECONDS):
+            break
+    return read / (time.perf_counter() - start)

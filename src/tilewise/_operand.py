@@ -1,0 +1,135 @@
+"""Operands as planning sees them: shape, dtype, strides and place, never an element."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .errors import ShapeError, describe
+
+__all__ = ["Operand", "c_strides", "result_shape"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What planning needs to know of one operand."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides: tuple[int, ...]  #: bytes
+    aligned: bool = True
+    where: str = "memory"  #: "memory", "file" or "cuda:0"
+    name: str = ""  #: of a file, for messages
+
+    @classmethod
+    def of(cls, x: Any) -> Operand:
+        """Describe an array, or anything with ``shape`` and ``dtype`` (taken as C-ordered)."""
+        dtype = np.dtype(x.dtype)
+        shape = tuple(int(size) for size in x.shape)
+        strides = getattr(x, "strides", None)
+        if strides is None:
+            strides = c_strides(shape, dtype.itemsize)
+        flags = getattr(x, "flags", None)
+        aligned = getattr(flags, "aligned", True)
+        where = getattr(x, "where", "memory")
+        name = getattr(x, "label", "") if where == "file" else ""
+        return cls(shape, dtype, tuple(strides), aligned, where, name)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether BLAS can read it in place: aligned, native, one unit stride of the last two."""
+        if not self.aligned or not self.dtype.isnative:
+            return False
+        size, itemsize = self.shape[-2:], self.dtype.itemsize
+        strides = self.strides[-2:]
+        if len(size) == 1:
+            return size[0] <= 1 or (strides[0] > 0 and strides[0] % itemsize == 0)
+        rows, columns = size
+        row_step, column_step = strides
+        by_rows = (columns <= 1 or column_step == itemsize) and (
+            rows <= 1 or (row_step % itemsize == 0 and row_step >= columns * itemsize)
+        )
+        by_columns = (rows <= 1 or row_step == itemsize) and (
+            columns <= 1 or (column_step % itemsize == 0 and column_step >= rows * itemsize)
+        )
+        return by_rows or by_columns
+
+    def copied(self, dtype: np.dtype[Any]) -> Operand:
+        """Describe the copy that a GPU gets: C-contiguous, a broadcast axis still a stride of 0."""
+        stored = tuple(
+            1 if step == 0 and n > 1 else n
+            for n, step in zip(self.shape, self.strides, strict=True)
+        )
+        steps = c_strides(stored, dtype.itemsize)
+        strides = tuple(
+            0 if n != size else step
+            for n, size, step in zip(self.shape, stored, steps, strict=True)
+        )
+        return Operand(self.shape, dtype, strides)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes in memory of a broadcast operand, whose axes of stride 0 are stored once."""
+        sizes = [n for n, step in zip(self.shape, self.strides, strict=True) if step or n == 0]
+        return math.prod(sizes) * self.dtype.itemsize
+
+    def as_matrix(self, *, is_row: bool) -> Operand:
+        """Return a vector as the matrix it is multiplied as; a matrix as it is."""
+        if len(self.shape) > 1:
+            return self
+        if is_row:
+            return replace(self, shape=(1, *self.shape), strides=(0, *self.strides))
+        return replace(self, shape=(*self.shape, 1), strides=(*self.strides, 0))
+
+    def __str__(self) -> str:
+        if self.name:
+            return f"{self.name} {self.shape} {self.dtype}"
+        return f"{self.shape} {self.dtype}" + ("" if self.where == "memory" else f", {self.where}")
+
+
+def result_shape(a: Operand, b: Operand) -> tuple[tuple[int, ...], int, int, int, tuple[int, ...]]:
+    """Return batch, m, n, k and the result's shape, by np.matmul's rules."""
+    for name, x in (("a", a), ("b", b)):
+        if not x.shape:
+            raise ShapeError(
+                f"{x.name or name} is a scalar ({x.dtype}); a matrix product needs at least one "
+                "axis. Use * to scale a matrix"
+            )
+    a_name, b_name = a.name or "a", b.name or "b"
+    a_shape = a.shape if len(a.shape) > 1 else (1, *a.shape)
+    b_shape = b.shape if len(b.shape) > 1 else (*b.shape, 1)
+    (m, k), (k_of_b, n) = a_shape[-2:], b_shape[-2:]
+    if k != k_of_b:
+        axis_a = len(a.shape) - 1
+        axis_b = max(len(b.shape) - 2, 0)
+        raise ShapeError(
+            f"{describe(a_name, a)} and {describe(b_name, b)} do not go together: axis {axis_a} "
+            f"of {a_name} has {k} elements and axis {axis_b} of {b_name} has {k_of_b}; they must "
+            "be equal"
+        )
+    try:
+        batch = np.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+    except ValueError:
+        raise ShapeError(
+            f"the batch axes of {a_name} {a.shape} and {b_name} {b.shape} do not broadcast: "
+            f"{a_shape[:-2]} against {b_shape[:-2]}; each pair must be equal or one of them 1"
+        ) from None
+    shape = batch + ((m,) if len(a.shape) > 1 else ()) + ((n,) if len(b.shape) > 1 else ())
+    return batch, m, n, k, shape
+
+
+def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the strides, in bytes, of a C-ordered array."""
+    strides = []
+    step = itemsize
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

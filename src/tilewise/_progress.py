@@ -1,0 +1,77 @@
+"""How far a product of files has come, on standard error: a bar on a terminal, else a line a time.
+
+A product that takes less than `LINE_SECONDS` says nothing where nobody looks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ._estimate import duration
+
+if TYPE_CHECKING:
+    from .outofcore.pipeline import Progress, Report
+
+__all__ = ["shown"]
+
+#: Time between two lines, where standard error is no terminal.
+LINE_SECONDS = 30.0
+
+
+@contextmanager
+def shown(out: str, *, is_quiet: bool) -> Iterator[Report | None]:
+    """Yield what to call with each `Progress`; None if nothing is to be shown."""
+    if is_quiet:
+        yield None
+    elif not sys.stderr.isatty():
+        yield _line_by_line(out)
+    else:
+        with _bar(out) as report:
+            yield report
+
+
+def _line_by_line(out: str) -> Callable[[Progress], None]:
+    said_at = 0.0
+
+    def report(reached: Progress) -> None:
+        nonlocal said_at
+        if reached.seconds - said_at >= LINE_SECONDS and reached.flops < reached.total_flops:
+            said_at = reached.seconds
+            share = reached.flops / max(reached.total_flops, 1)
+            print(f"{out}: {share:.0%}, {_pace(reached)}", file=sys.stderr, flush=True)
+
+    return report
+
+
+@contextmanager
+def _bar(out: str) -> Iterator[Callable[[Progress], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %"),
+        TextColumn("{task.fields[pace]}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task(out, total=None, pace="")
+
+        def report(reached: Progress) -> None:
+            bar.update(
+                task, total=reached.total_flops, completed=reached.flops, pace=_pace(reached)
+            )
+
+        yield report
+
+
+def _pace(reached: Progress) -> str:
+    return (
+        f"{reached.flops_per_s / 1e9:.3g} GFLOP/s, limited by {reached.limit}, "
+        f"{duration(reached.seconds_left)} left"
+    )

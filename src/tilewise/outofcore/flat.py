@@ -1,0 +1,335 @@
+"""Matrices whose elements lie in a file as plain bytes, one after the other, from some offset on.
+
+Such are .npy files and contiguous HDF5 datasets. They are read and written box by box, never loaded
+whole, never mapped. Mapped pages count as resident memory until they are released, so boxes are
+read with pread into buffers that the caller reuses.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from io import FileIO
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._memory import format_bytes
+from ..errors import FileError
+
+__all__ = ["Box", "FlatFile", "FlatOutput", "no_room", "reserve", "stamp", "sync_folder"]
+
+#: A part of an array: one slice with start and stop for each axis.
+Box = tuple[slice, ...]
+
+# Windows has none of these: there, one thread at a time moves the file's position.
+_HAS_PREAD = hasattr(os, "preadv")
+_HAS_PWRITE = hasattr(os, "pwrite")
+_HAS_ADVICE = hasattr(os, "posix_fadvise")
+_position_lock = threading.Lock()
+
+#: One read is at most this long, so that an interrupt is answered soon.
+_LONGEST_READ = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FlatFile:
+    """A matrix in an open file: what a plan needs to know of it, and its boxes on demand."""
+
+    operand: str  #: what the caller calls it: "a", "b"
+    label: str  #: the path as it was given
+    path: Path
+    file: FileIO
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]  #: as stored, byte order included
+    is_fortran: bool
+    offset: int  #: of the first element, in bytes
+    stamp: tuple[int, int]  #: size and modification time when it was opened
+    where: str = "file"
+    chunks: None = None  #: any stretch can be read
+
+    @property
+    def name(self) -> str:
+        return f"{self.operand} ({self.label})"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours along each axis, as those of an array."""
+        steps = []
+        step = self.dtype.itemsize
+        for size in self.shape if self.is_fortran else reversed(self.shape):
+            steps.append(step)
+            step *= max(size, 1)
+        return tuple(steps if self.is_fortran else reversed(steps))
+
+    def read(self, box: Box, buffer: NDArray[np.uint8]) -> NDArray[Any]:
+        """Read a box into the start of ``buffer``, and return it as an array over that memory.
+
+        Parameters
+        ----------
+        box : tuple of slice
+            Start and stop for each axis.
+        buffer : ndarray of uint8
+            At least as many bytes as the box has. The array is C- or F-ordered as the file is.
+
+        Raises
+        ------
+        FileError
+            If the file ends early or cannot be read.
+        """
+        into = buffer.data
+        at = 0
+        runs = list(self._runs(box))
+        if _HAS_ADVICE and len(runs) > 1:
+            # Known beforehand, short stretches are read several at a time: twice as fast.
+            for start, run in runs:
+                os.posix_fadvise(self.file.fileno(), start, run, os.POSIX_FADV_WILLNEED)
+        for start, run in runs:
+            while run:
+                count = self._read_at(into[at : at + min(run, _LONGEST_READ)], start)
+                at, start, run = at + count, start + count, run - count
+        return self.view(box, buffer)
+
+    def view(self, box: Box, buffer: NDArray[np.uint8]) -> NDArray[Any]:
+        """Return the box that was read into ``buffer`` before."""
+        shape = tuple(part.stop - part.start for part in box)
+        order: Any = "F" if self.is_fortran else "C"
+        length = math.prod(shape) * self.dtype.itemsize
+        return buffer[:length].view(self.dtype).reshape(shape, order=order)
+
+    def as_panels(self, shape: tuple[int, ...], part_bytes: int) -> FlatFile:
+        """Return the same elements under the shape that panels refer to, C-ordered if not its own.
+
+        Nothing is held beside the buffers that `read` gets, so ``part_bytes`` does not matter.
+        """
+        assert shape == self.shape or not self.is_fortran, "not a view of an F-ordered file"
+        return replace(self, shape=shape)
+
+    def mapped(self, folder: Path) -> NDArray[Any]:
+        """Return the whole array as a read-only memory map; ``folder`` is for what has none."""
+        if not self.nbytes:
+            return np.empty(self.shape, self.dtype)
+        order: Any = "F" if self.is_fortran else "C"
+        return np.memmap(
+            self.path, self.dtype, mode="r", offset=self.offset, shape=self.shape, order=order
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return what tells this content from other content, for a journal."""
+        size, modified_ns = self.stamp
+        return {
+            "size": size,
+            "modified_ns": modified_ns,
+            "offset": self.offset,
+            "shape": list(self.shape),
+            "dtype": str(self.dtype),
+            "order": "F" if self.is_fortran else "C",
+        }
+
+    def check_unchanged(self) -> None:
+        """Raise FileError if the file was written or replaced since it was opened."""
+        if stamp(os.fstat(self.file.fileno())) != self.stamp:
+            raise FileError(f"{self.name} was changed while it was read; run again when it rests")
+        if not self.is_same_file(self.path):
+            raise FileError(
+                f"{self.name} was removed or replaced while it was read; run again when it rests"
+            )
+
+    def is_same_file(self, path: Path) -> bool:
+        """Whether ``path`` leads to this very file, by whatever name."""
+        try:
+            return os.path.samestat(os.fstat(self.file.fileno()), os.stat(path))
+        except OSError:
+            return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def _runs(self, box: Box) -> Iterator[tuple[int, int]]:
+        if self.is_fortran:
+            return _runs(self.shape[::-1], box[::-1], self.dtype.itemsize, self.offset)
+        return _runs(self.shape, box, self.dtype.itemsize, self.offset)
+
+    def _read_at(self, into: memoryview, offset: int) -> int:
+        try:
+            if _HAS_PREAD:
+                count = os.preadv(self.file.fileno(), [into], offset)
+            else:
+                with _position_lock:
+                    self.file.seek(offset)
+                    count = self.file.readinto(into) or 0
+        except OSError as error:
+            raise FileError(f"{self.name} cannot be read at byte {offset}: {error}") from error
+        if count == 0:
+            raise FileError(f"{self.name} ends at byte {offset}: it was cut while it was read")
+        return count
+
+
+class FlatOutput:
+    """An output in the making, in a part file that has its final size and header already."""
+
+    def __init__(
+        self, part: Path, final: Path, grid: tuple[int, ...], dtype: np.dtype[Any], offset: int
+    ) -> None:
+        """Open the part file of an output.
+
+        Parameters
+        ----------
+        part, final : Path
+            Where it is now, and the name it gets by `commit`.
+        grid : tuple of int
+            The shape that boxes refer to, in C order.
+        dtype : numpy.dtype
+        offset : int
+            Bytes before the first element.
+
+        Raises
+        ------
+        FileError
+            If the part file is not there, or shorter than it should be.
+        """
+        self.part, self.final = part, final
+        self.grid, self.dtype = grid, dtype
+        self.nbytes = math.prod(grid) * dtype.itemsize
+        self._name = f"out ({final})"
+        self._offset = offset
+        try:
+            self._file = FileIO(part, "r+")
+        except OSError as error:
+            raise FileError(f"{self._name} cannot be written: {error.strerror}") from error
+        if os.fstat(self._file.fileno()).st_size < offset + self.nbytes:
+            self.close()
+            raise FileError(f"{part} is shorter than the output it is a part of")
+
+    def write(self, box: Box, values: NDArray[Any]) -> None:
+        """Write the values of a box, an array of its shape and of the file's dtype."""
+        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+        at = 0
+        for start, run in _runs(self.grid, box, self.dtype.itemsize, self._offset):
+            self._write_at(flat[at : at + run], start)
+            at += run
+
+    def sync(self) -> None:
+        """Return when all that was written is durable."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise no_room(self._name, self.part, self.nbytes, error) from error
+
+    def mapped(self, folder: Path) -> NDArray[Any]:
+        """Return what is written so far as a read-only memory map."""
+        if not self.nbytes:
+            return np.empty(self.grid, self.dtype)
+        return np.memmap(self.part, self.dtype, mode="r", offset=self._offset, shape=self.grid)
+
+    def commit(self) -> None:
+        """Make the data durable, then give the file its final name."""
+        self.sync()
+        self.close()
+        try:
+            if self.final.exists():
+                os.chmod(self.part, stat.S_IMODE(self.final.stat().st_mode))
+            os.replace(self.part, self.final)
+            sync_folder(self.final.parent)
+        except OSError as error:
+            raise FileError(f"{self._name} cannot be completed: {error}") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write_at(self, data: memoryview, offset: int) -> None:
+        try:
+            while data:
+                if _HAS_PWRITE:
+                    count = os.pwrite(self._file.fileno(), data, offset)
+                else:
+                    with _position_lock:
+                        self._file.seek(offset)
+                        count = self._file.write(data)
+                data, offset = data[count:], offset + count
+        except OSError as error:
+            raise no_room(self._name, self.part, self.nbytes, error) from error
+
+
+def reserve(file: FileIO, size: int, name: str, part: Path) -> None:
+    """Give a new file its final size, so that a full disk shows before any work."""
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    except AttributeError:  # macOS and Windows
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise no_room(name, part, size, error) from error
+    if size > shutil.disk_usage(part.parent).free:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise no_room(name, part, size, full)
+    try:
+        file.truncate(size)
+    except OSError as error:
+        raise no_room(name, part, size, error) from error
+
+
+def no_room(name: str, part: Path, needed: int, error: OSError) -> FileError:
+    """Return the error for an output of ``needed`` bytes that could not be written."""
+    free = format_bytes(shutil.disk_usage(part.parent).free)
+    return FileError(
+        f"{name} needs {format_bytes(needed)} and {part.parent} has {free} free: {error.strerror}"
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable, where the system can."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def stamp(status: os.stat_result) -> tuple[int, int]:
+    """Return what tells whether a file was written since: its size and modification time."""
+    return status.st_size, status.st_mtime_ns
+
+
+def _runs(
+    shape: tuple[int, ...], box: Box, itemsize: int, offset: int
+) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) in bytes of the stretches of a C-ordered file that make up a box."""
+    if any(part.stop <= part.start for part in box):
+        return
+    axis = len(shape)
+    run = itemsize
+    while axis and box[axis - 1] == slice(0, shape[axis - 1]):
+        axis -= 1
+        run *= shape[axis]
+    step = run
+    if axis:
+        axis -= 1
+        offset += box[axis].start * step
+        run = (box[axis].stop - box[axis].start) * step
+        step *= shape[axis]
+    starts = np.array([offset])
+    for part, size in zip(box[:axis][::-1], shape[:axis][::-1], strict=True):
+        steps = np.arange(part.start, part.stop) * step
+        starts = (steps[:, np.newaxis] + starts).reshape(-1)
+        step *= size
+    for start in starts.tolist():
+        yield start, run

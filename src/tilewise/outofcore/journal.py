@@ -1,0 +1,187 @@
+"""Which tiles of an unfinished output are done: a file beside it that outlives a crash.
+
+Its first line says of what product, by which plan; each line after it names a tile that was made
+durable before the line was written, or one that must be done again after all. A line that a crash
+tore does not count. One process at a time can have a journal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from io import FileIO
+from pathlib import Path
+from typing import Any, Self
+
+from ..errors import FileError
+
+__all__ = ["Journal", "recorded"]
+
+
+class Journal:
+    """The finished tiles of one output. Without a path it remembers, and does not record."""
+
+    def __init__(self, path: Path | None, name: str, unfinished: str) -> None:
+        """Open the journal at ``path``, or begin one; ``name`` and ``unfinished`` are for messages.
+
+        Raises
+        ------
+        FileError
+            If another process has it, or it cannot be written.
+        """
+        self.path = path
+        self.done: set[int] = set()
+        self._name, self._unfinished = name, unfinished
+        self._file: FileIO | None = None
+        self._identity: dict[str, Any] | None = None
+        if path is None:
+            return
+        try:
+            self._file = _locked(path)
+        except BlockingIOError:
+            raise FileError(f"{name} is being written by another process") from None
+        except OSError as error:
+            raise FileError(f"{name} cannot be created: {error.strerror}") from error
+        try:
+            whole = self._read()
+        except BaseException:
+            self._file.close()
+            raise
+        self._file.truncate(whole)
+        self._file.seek(whole)
+
+    def begin(self, identity: dict[str, Any]) -> None:
+        """Say of what product the tiles are, or check that those there are of this one.
+
+        Raises
+        ------
+        FileError
+            If there are finished tiles, of other operands or by another plan.
+        """
+        if self.done and self._identity != identity:
+            raise FileError(
+                f"{self._unfinished} holds {self.count} of another product: "
+                f"{_difference(self._identity or {}, identity)}. Run as before to go on with it, "
+                f"or remove it and {self.path} to begin anew"
+            )
+        if self._identity != identity:
+            self._identity = identity
+            if self._file is not None:
+                self._file.truncate(0)
+                self._file.seek(0)
+            self._append(json.dumps(identity))
+
+    @property
+    def count(self) -> str:
+        """How many tiles are done, in words."""
+        return "1 finished tile" if len(self.done) == 1 else f"{len(self.done)} finished tiles"
+
+    def record(self, tile: int) -> None:
+        """Remember that a tile is durable."""
+        self._append(f"done {tile}")
+        self.done.add(tile)
+
+    def forget(self, tiles: set[int]) -> None:
+        """Remember that tiles must be done again."""
+        for tile in sorted(tiles & self.done):
+            self._append(f"redo {tile}")
+        self.done -= tiles
+
+    def remove(self) -> None:
+        """Remove the journal: the output is complete, or nothing of it is worth keeping."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _append(self, line: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(f"{line}\n".encode())
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be written: {error.strerror}") from error
+
+    def _read(self) -> int:
+        """Take in what is there, and return how many bytes of it are whole lines."""
+        assert self._file is not None
+        text = self._file.readall() or b""
+        whole = text.rfind(b"\n") + 1
+        lines = text[:whole].decode(errors="replace").splitlines()
+        try:
+            self._identity = json.loads(lines[0]) if lines else None
+            for line in lines[1:]:
+                word, number = line.split()
+                {"done": self.done.add, "redo": self.done.discard}[word](int(number))
+        except (ValueError, KeyError):
+            raise FileError(
+                f"{self.path} is not a journal of tiles; remove it and {self._unfinished} "
+                "to begin anew"
+            ) from None
+        return whole
+
+
+def recorded(path: Path | None) -> dict[str, Any]:
+    """Return what a journal says its product is; nothing if there is none that can be read."""
+    if path is None:
+        return {}
+    try:
+        with path.open(encoding="utf-8") as file:
+            said = json.loads(file.readline())
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _locked(path: Path) -> FileIO:
+    """Open a file that no other process has open this way; the lock ends with the process."""
+    while True:
+        file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+        try:
+            _lock(file)
+            # Whoever had it may have removed it before the lock was free.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _lock(file: FileIO) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        try:
+            file.seek(1 << 40)  # far behind what is read and written
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        except OSError:
+            raise BlockingIOError from None
+        file.seek(0)
+    else:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Say what is not as it was."""
+    said = []
+    for key in now:
+        was, is_now = before.get(key), now[key]
+        if was == is_now:
+            continue
+        if key in ("a", "b"):
+            said.append(f"{key} was changed since")
+        elif key == "plan" and isinstance(was, dict):
+            names = [name for name in is_now if was.get(name) != is_now[name]]
+            said.append(f"the plan differs in {', '.join(names)}")
+        else:
+            said.append(f"{key} was {was}, and is {is_now}")
+    return "; ".join(said)

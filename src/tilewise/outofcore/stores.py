@@ -1,0 +1,363 @@
+"""Matrices that are read and written by slicing: Zarr arrays, chunked HDF5, a caller's own stores.
+
+What a store is, is two methods: ``store[box]`` and, for an output, ``store[box] = values``, beside
+``shape`` and ``dtype``. Where it has ``chunks`` too, no read crosses one without need. What lies
+behind it (compression, a network, a computation) is the store's own business.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DTypeError, FileError, ShapeError
+from ..numerics.panels import release
+from .flat import Box, reserve
+
+__all__ = ["COPIES", "LARGEST_PART", "Layout", "Store", "StoreMatrix", "StoreOutput", "parts"]
+
+#: What a store is asked for at once, at most: several chunks, which some stores read in parallel.
+LARGEST_PART = 16 << 20
+
+#: What a part takes beside the buffer it goes to: its chunks as stored, decoded, and joined.
+COPIES = 3
+
+
+class Store(Protocol):
+    """Anything with a shape and a dtype that is read, and perhaps written, by slicing."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __getitem__(self, box: Any, /) -> Any:
+        """Return the values of a box, a slice with start and stop for each axis."""
+
+    def __setitem__(self, box: Any, values: Any, /) -> None:
+        """Write the values of a box; only an output needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMatrix:
+    """An operand in a store: what a plan needs to know of it, and its boxes on demand."""
+
+    operand: str  #: what the caller calls it: "a", "b"
+    label: str  #: its path, or what kind of object it is
+    store: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]  #: of the store; 1 along each axis if it has none
+    path: Path | None = None  #: where it is stored, if that is known
+    stamp: Callable[[], Any] | None = None  #: gives what changes with the content, if anything does
+    opened_as: Any = None  #: what ``stamp`` gave then
+    part_bytes: int = LARGEST_PART
+    added: tuple[int, ...] = ()  #: axes of length 1 that boxes have and the store has not
+    close: Callable[[], object] = lambda: None
+    where: str = "file"
+
+    @classmethod
+    def of(
+        cls,
+        store: Any,
+        operand: str,
+        label: str,
+        dtype: np.dtype[Any],
+        *,
+        path: Path | None = None,
+        stamp: Callable[[], Any] | None = None,
+        close: Callable[[], object] = lambda: None,
+    ) -> StoreMatrix:
+        """Describe a store whose elements are of type ``dtype``."""
+        return cls(
+            operand,
+            label,
+            store,
+            tuple(int(size) for size in store.shape),
+            dtype,
+            chunks_of(store),
+            path,
+            stamp,
+            None if stamp is None else stamp(),
+            close=close,
+        )
+
+    @property
+    def name(self) -> str:
+        return f"{self.operand} ({self.label})"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours of the C-ordered arrays that boxes are read into."""
+        steps = itertools.accumulate(reversed(self.shape[1:]), _step, initial=self.dtype.itemsize)
+        return tuple(reversed(list(steps))) if self.shape else ()
+
+    def read(self, box: Box, buffer: NDArray[np.uint8]) -> NDArray[Any]:
+        """Read a box into the start of ``buffer``, and return it as an array over that memory.
+
+        Raises
+        ------
+        FileError
+            If the store raised something, naming the chunk it was about.
+        """
+        into = self.view(box, buffer)
+        for part in parts(box, self.chunks, self.part_bytes // self.dtype.itemsize):
+            into[_within(part, box)] = self._fetch(part)
+        return into
+
+    def view(self, box: Box, buffer: NDArray[np.uint8]) -> NDArray[Any]:
+        """Return the box that was read into ``buffer`` before."""
+        shape = _sizes(box)
+        return buffer[: math.prod(shape) * self.dtype.itemsize].view(self.dtype).reshape(shape)
+
+    def as_panels(self, shape: tuple[int, ...], part_bytes: int) -> StoreMatrix:
+        """Return the same elements under the shape that panels refer to.
+
+        A vector has an axis more there. ``COPIES`` times ``part_bytes``, or a chunk if that is
+        more, are held beside the buffers that `read` gets.
+        """
+        added: tuple[int, ...] = ()
+        if shape != self.shape:
+            added = (0,) if shape == (1, *self.shape) else (1,)
+        chunks = widened(self.chunks, added)
+        return replace(self, shape=shape, chunks=chunks, added=added, part_bytes=part_bytes)
+
+    def mapped(self, folder: Path) -> NDArray[Any]:
+        """Return the whole array as a memory map of a nameless file in ``folder``."""
+        return spooled(self.shape, self.dtype, self.chunks, self._fetch, folder, self.name)
+
+    def identity(self) -> dict[str, Any] | None:
+        """Return what tells this content from other, for a journal; None if nothing does."""
+        if self.stamp is None:
+            return None
+        return {"stamp": self.opened_as, "shape": list(self.shape), "dtype": str(self.dtype)}
+
+    def check_unchanged(self) -> None:
+        """Raise FileError if the store is known to have been written since it was opened."""
+        if self.stamp is not None and self.stamp() != self.opened_as:
+            raise FileError(f"{self.name} was changed while it was read; run again when it rests")
+
+    def is_same_file(self, path: Path) -> bool:
+        """Whether ``path`` leads to where this is stored."""
+        return self.path is not None and path.exists() and path.samefile(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fetch(self, part: Box) -> NDArray[Any]:
+        try:
+            values = np.asarray(self.store[_without(part, self.added)])
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise FileError(
+                f"{self.name} cannot be read at {self._blamed(part)}: {_said(error)}"
+            ) from error
+        if values.dtype != self.dtype and values.dtype.itemsize == self.dtype.itemsize:
+            values = values.view(self.dtype)  # raw bytes, said to be bfloat16
+        if values.dtype != self.dtype or values.size != math.prod(_sizes(part)):
+            raise FileError(
+                f"{self.name} gave {values.shape} {values.dtype} for {_place(part)}, "
+                f"which has {_sizes(part)} {self.dtype}"
+            )
+        return values.reshape(_sizes(part))
+
+    def _blamed(self, part: Box) -> str:
+        """Say which chunk of a part cannot be read."""
+        if math.prod(self.chunks) == 1:
+            return _place(part)
+        for chunk in parts(part, self.chunks, 1):
+            try:
+                self.store[_without(chunk, self.added)]
+            except Exception:
+                number = [p.start // size for p, size in zip(chunk, self.chunks, strict=True)]
+                return f"chunk {tuple(number)}, {_place(chunk)}"
+        return _place(part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What an output is, and how a plan cuts it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    grid: tuple[int, ...]  #: the shape that boxes refer to: batch, rows, columns
+    added: tuple[int, ...]  #: axes of the grid that the shape has not, where an operand is a vector
+    chunks: tuple[int, ...]  #: of the shape: no chunk is in two parts that are written
+    zarr_format: int = 3
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """Its type in a store that does not know bfloat16 and float8: whole numbers as wide."""
+        if self.dtype.isbuiltin == 1:
+            return self.dtype
+        return np.dtype(f"u{self.dtype.itemsize}")
+
+
+class StoreOutput:
+    """An output in a store of the caller's, written in place: it has no other name before."""
+
+    def __init__(self, store: Any, layout: Layout, name: str, part_bytes: int) -> None:
+        """Check that a store can take the result, and how much of it at once."""
+        self.store, self.dtype = store, layout.dtype
+        self.nbytes = math.prod(layout.shape) * layout.dtype.itemsize
+        self.part_bytes = part_bytes
+        self._name, self._added = name, layout.added
+        self._chunks = widened(chunks_of(store), layout.added)
+        if tuple(store.shape) != layout.shape:
+            raise ShapeError(f"{name} has shape {tuple(store.shape)}, the result {layout.shape}")
+        if np.dtype(store.dtype).newbyteorder("=") != layout.stored_dtype:
+            raise DTypeError(f"{name} has dtype {store.dtype}, and the result {layout.dtype}")
+
+    def write(self, box: Box, values: NDArray[Any]) -> None:
+        """Write the values of a box."""
+        for part in parts(box, self._chunks, self.part_bytes // self.dtype.itemsize):
+            at = _without(part, self._added)
+            some = values[_within(part, box)].reshape(_sizes(at))
+            if some.dtype.isbuiltin != 1:  # bfloat16 and float8 are stored as raw bytes
+                some = some.view(np.dtype(self.store.dtype))
+            try:
+                self.store[at] = some
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise self._refused(part, error) from error
+
+    def sync(self) -> None:
+        """Return when what was written is as durable as the store makes it."""
+        if hasattr(self.store, "flush"):
+            self.store.flush()
+
+    def mapped(self, folder: Path) -> NDArray[Any]:
+        """Return what is written so far as a memory map of a nameless file in ``folder``."""
+
+        def read(part: Box) -> NDArray[Any]:
+            return np.asarray(self.store[part]).view(self.dtype)
+
+        shape = tuple(self.store.shape)
+        return spooled(shape, self.dtype, chunks_of(self.store), read, folder, self._name)
+
+    def commit(self) -> None:
+        self.sync()
+
+    def close(self) -> None:
+        """The store is the caller's."""
+
+    def _refused(self, part: Box, error: Exception) -> FileError:
+        """Return the error for values that the store would not take."""
+        return FileError(f"{self._name} cannot be written at {_place(part)}: {_said(error)}")
+
+
+def parts(box: Box, chunks: tuple[int, ...], most: int) -> Iterator[Box]:
+    """Yield the parts of a box, of whole chunks and at most ``most`` elements (or one chunk)."""
+    steps = list(chunks)
+    for axis in reversed(range(len(box))):  # the last axis grows first: its chunks are neighbours
+        reach = -(-box[axis].stop // chunks[axis]) - box[axis].start // chunks[axis]
+        steps[axis] *= max(min(reach, most // max(math.prod(steps), 1)), 1)
+        if steps[axis] < reach * chunks[axis]:
+            break
+    yield from itertools.product(
+        *(
+            list(_aligned(part, chunk, step))
+            for part, chunk, step in zip(box, chunks, steps, strict=True)
+        )
+    )
+
+
+def chunks_of(store: Any) -> tuple[int, ...]:
+    """Return the shape of a store's chunks; 1 along each axis if it says none."""
+    chunks = getattr(store, "chunks", None)
+    if (
+        isinstance(chunks, tuple)
+        and len(chunks) == len(store.shape)
+        and all(isinstance(size, int) and size > 0 for size in chunks)
+    ):
+        return chunks
+    return (1,) * len(store.shape)
+
+
+def widened(sizes: tuple[int, ...], added: tuple[int, ...]) -> tuple[int, ...]:
+    """Return sizes with a 1 at each axis that was added."""
+    rest = iter(sizes)
+    count = len(sizes) + len(added)
+    return tuple(1 if axis in added else next(rest) for axis in range(count))
+
+
+def spooled(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    chunks: tuple[int, ...],
+    read: Callable[[Box], NDArray[Any]],
+    folder: Path,
+    name: str,
+) -> NDArray[Any]:
+    """Return a memory map of all that ``read`` gives, in a file that is gone when the map is.
+
+    Raises
+    ------
+    FileError
+        If there is no room for it in ``folder``.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        reserve(file, size, f"a copy of {name} to check with", folder / "copy")
+        copy = np.memmap(file, dtype, mode="r+", shape=shape)
+    everything = tuple(slice(0, n) for n in shape)
+    for part in parts(everything, chunks, LARGEST_PART // dtype.itemsize):
+        copy[part] = read(part)
+        release(copy)
+    return copy
+
+
+def _aligned(part: slice, chunk: int, step: int) -> Iterator[slice]:
+    start = part.start
+    while start < part.stop:
+        stop = min(start // chunk * chunk + step, part.stop)
+        yield slice(start, stop)
+        start = stop
+
+
+def _without(box: Box, added: tuple[int, ...]) -> Box:
+    """Return a box as the store has it, without the axes that were added."""
+    return tuple(part for axis, part in enumerate(box) if axis not in added)
+
+
+def _within(part: Box, box: Box) -> Box:
+    return tuple(
+        slice(p.start - whole.start, p.stop - whole.start)
+        for p, whole in zip(part, box, strict=True)
+    )
+
+
+def _sizes(box: Box) -> tuple[int, ...]:
+    return tuple(part.stop - part.start for part in box)
+
+
+def _place(box: Box) -> str:
+    return "[" + ", ".join(f"{part.start}:{part.stop}" for part in box) + "]"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _step(step: int, size: int) -> int:
+    return step * max(size, 1)

@@ -1,0 +1,212 @@
+"""Zarr arrays of formats 2 and 3, through zarr 3.
+
+An output is a folder under another name until it is complete. Its chunks are files that no two
+tiles share, so that each tile can be made durable by itself; they are not compressed, since sums of
+floats do not get smaller by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FileError
+from .flat import Box, no_room, sync_folder
+from .npy import element_type
+from .stores import Layout, StoreMatrix, StoreOutput
+
+__all__ = ["ZarrOutput", "create_zarr", "is_zarr", "open_zarr"]
+
+
+def is_zarr(path: Path) -> bool:
+    """Whether a folder is a Zarr array or group."""
+    return any((path / mark).exists() for mark in ("zarr.json", ".zarray", ".zgroup"))
+
+
+def open_zarr(
+    path: Path, inner: str | None, operand: str, label: str, raw: np.dtype[Any] | None
+) -> StoreMatrix:
+    """Return an array as an operand: ``inner`` by its path in the group, or the only one there is.
+
+    Raises
+    ------
+    FileError
+        If zarr is not installed, or the folder has not that array.
+    DTypeError
+        If its elements cannot be multiplied.
+    """
+    name = f"{operand} ({label})"
+    zarr = _zarr(name)
+    try:
+        node = zarr.open(path, mode="r")
+        array = _array(zarr, node, inner, name)
+        stored = np.dtype(array.dtype)
+    except FileError:
+        raise
+    except Exception as error:  # zarr's own classes, KeyError and ValueError, by what is wrong
+        raise FileError(f"{name} cannot be opened as Zarr: {error}") from error
+    folder = path / array.path
+    dtype = element_type(stored, raw, name, label)
+    return StoreMatrix.of(
+        array, operand, label, dtype, path=folder, stamp=lambda: _folder_stamp(folder)
+    )
+
+
+def create_zarr(part: Path, final: Path, layout: Layout) -> None:
+    """Create the folder of an output, with its metadata and without a chunk.
+
+    Raises
+    ------
+    FileError
+        If zarr is not installed, the folder cannot be created, or the disk has no room.
+    """
+    name = f"out ({final})"
+    zarr = _zarr(name)
+    nbytes = math.prod(layout.shape) * layout.dtype.itemsize
+    status = os.statvfs(part.parent) if hasattr(os, "statvfs") else None
+    if status is not None and nbytes > status.f_bavail * status.f_frsize:
+        raise no_room(name, part, nbytes, OSError(28, "No space left on device"))
+    try:
+        zarr.create_array(
+            part,
+            shape=layout.shape,
+            dtype=layout.stored_dtype,
+            chunks=tuple(max(size, 1) for size in layout.chunks) if layout.shape else "auto",
+            compressors=None,
+            zarr_format=layout.zarr_format,
+            config={"write_empty_chunks": True},
+        )
+    except OSError as error:
+        raise FileError(f"{name} cannot be created: {error}") from error
+
+
+class ZarrOutput(StoreOutput):
+    """An output in a folder of chunks, under another name until it is complete."""
+
+    def __init__(self, part: Path, final: Path, layout: Layout, part_bytes: int) -> None:
+        """Open the folder that `create_zarr` made.
+
+        Raises
+        ------
+        FileError
+            If it is not there.
+        """
+        name = f"out ({final})"
+        try:
+            array = _zarr(name).open_array(part, mode="r+", config={"write_empty_chunks": True})
+        except (OSError, ValueError) as error:
+            raise FileError(f"{part} is not the output that was begun: {error}") from error
+        super().__init__(array, layout, name, part_bytes)
+        self.part, self.final = part, final
+        self._unsynced: set[Path] = set()
+        for torn in part.rglob("*.partial"):  # what zarr was writing when it was stopped
+            torn.unlink()
+
+    def write(self, box: Box, values: NDArray[Any]) -> None:
+        """Write the values of a box."""
+        super().write(box, values)
+        chunks = self.store.chunks
+        at = [part for axis, part in enumerate(box) if axis not in self._added]
+        numbers = (
+            range(part.start // size, -(-part.stop // size))
+            for part, size in zip(at, chunks, strict=True)
+        )
+        encode = self.store.metadata.encode_chunk_key
+        self._unsynced |= {self.part / encode(key) for key in itertools.product(*numbers)}
+
+    def sync(self) -> None:
+        """Return when all that was written is durable."""
+        folders = set()
+        for path in self._unsynced:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                raise no_room(self._name, self.part, self.nbytes, error) from error
+            finally:
+                os.close(descriptor)
+            folders |= {path.parent, path.parent.parent}
+        for folder in folders:
+            sync_folder(folder)
+        self._unsynced.clear()
+
+    def commit(self) -> None:
+        """Make all durable, then give the folder its final name."""
+        self.sync()
+        for path in (self.part, *self.part.glob("*.json"), *self.part.glob(".z*")):
+            sync_folder(path)
+        old = self.final.with_name(f"{self.final.name}.old")
+        try:
+            remove_folder(old)
+            if self.final.exists():  # a folder replaces no folder that is not empty
+                os.replace(self.final, old)
+            os.replace(self.part, self.final)
+            sync_folder(self.final.parent)
+            remove_folder(old)
+        except OSError as error:
+            raise FileError(f"{self._name} cannot be completed: {error}") from error
+
+    def _refused(self, part: Box, error: Exception) -> FileError:
+        if isinstance(error, OSError) and error.errno is not None:
+            return no_room(self._name, self.part, self.nbytes, error)
+        return super()._refused(part, error)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder that was written here, if it is there."""
+    import shutil
+
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+
+
+def _zarr(name: str) -> ModuleType:
+    try:
+        import zarr
+    except ImportError:
+        raise FileError(f"{name} is Zarr, read by zarr: pip install 'tilewise[zarr]'") from None
+    if int(zarr.__version__.partition(".")[0]) < 3:
+        raise FileError(
+            f"{name} is Zarr, read by zarr 3 (this is {zarr.__version__}): "
+            "pip install 'tilewise[zarr]'"
+        )
+    module: ModuleType = zarr
+    return module
+
+
+def _array(zarr: ModuleType, node: Any, inner: str | None, name: str) -> Any:
+    is_array = isinstance(node, zarr.Array)
+    if is_array and inner is None:
+        return node
+    found = (
+        [] if is_array else [path for path, x in node.members(None) if isinstance(x, zarr.Array)]
+    )
+    if inner is None and len(found) == 1:
+        return node[found[0]]
+    if inner is not None and inner.strip("/") in found:
+        return node[inner.strip("/")]
+    there = ", ".join(f"/{path}" for path in sorted(found)[:10]) or "none"
+    if inner is not None:
+        raise FileError(f"{name} has no array {inner}; there: {there}")
+    raise FileError(f"{name} is a group; name one of its arrays (there: {there}) after :")
+
+
+def _folder_stamp(folder: Path) -> str:
+    """Return a digest of the names, sizes and modification times of all files in a folder."""
+    digest = hashlib.sha256()
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(root, name)
+            status = os.stat(path)
+            line = f"{os.path.relpath(path, folder)}\0{status.st_size}\0{status.st_mtime_ns}\n"
+            digest.update(line.encode(errors="surrogateescape"))
+    return digest.hexdigest()

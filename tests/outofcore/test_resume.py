@@ -1,0 +1,388 @@
+"""What was finished is kept: runs that stop anywhere, for any reason, and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+from tilewise import _cpu
+from tilewise.cli import main
+from tilewise.errors import FileError
+from tilewise.outofcore.journal import Journal
+from tilewise.outofcore.pipeline import Progress, multiply_files
+
+SIDE = 700
+MEMORY = "1MiB"
+OUTPUTS = ["c.npy", "c.zarr", "c.h5"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with two matrices of small whole numbers and no zero in the product."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(8)
+    for name in ("a.npy", "b.npy"):
+        np.save(name, rng.integers(1, 4, (SIDE, SIDE)).astype(np.float32))
+    return tmp_path
+
+
+def load(name: str) -> Any:
+    if name.endswith(".npy"):
+        return np.load(name)
+    if name.endswith(".zarr"):
+        return zarr.open_array(name, mode="r")[:]
+    with h5py.File(name) as file:
+        return file["c"][:]
+
+
+def expected() -> Any:
+    return np.load("a.npy") @ np.load("b.npy")
+
+
+def stop_at(share: float, out: str, **options: Any) -> None:
+    """Multiply until a share of the work is done, then be interrupted."""
+
+    def stop(reached: Progress) -> None:
+        if reached.flops >= share * reached.total_flops:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        multiply_files("a.npy", "b.npy", out, memory=MEMORY, progress=stop, **options)
+
+
+def finished(out: str) -> set[int]:
+    lines = Path(f"{out}.journal").read_text().splitlines()[1:]
+    done: set[int] = set()
+    for line in lines:
+        word, tile = line.split()
+        (done.add if word == "done" else done.discard)(int(tile))
+    return done
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many elements are finished, part by part."""
+    sizes: list[int] = []
+    finish = _cpu.finish
+
+    def counting(plan: Any, total: Any, out: Any) -> None:
+        sizes.append(total.size)
+        finish(plan, total, out)
+
+    monkeypatch.setattr(_cpu, "finish", counting)
+    return sizes
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_finished_tiles_are_kept_and_the_rest_is_done(
+    folder: Path, out: str, computed: list[int]
+) -> None:
+    stop_at(0.5, out)
+    before = sum(computed)
+    assert names(folder) == ["a.npy", "b.npy", f"{out}.journal", f"{out}.part"]
+    kept = len(finished(out))
+    assert kept > 0
+    seen: list[Progress] = []
+    plan = multiply_files("a.npy", "b.npy", out, memory=MEMORY, progress=seen.append)
+    assert plan.schedule is not None
+    tile = plan.schedule.tile_m * plan.schedule.tile_n
+    # One tile was being written, and one computed.
+    assert sum(computed) - SIDE**2 <= 2 * tile
+    assert sum(computed) - before <= SIDE**2 - kept * tile + 2 * tile
+    assert seen[0].kept_flops > 0
+    assert seen[-1].flops == seen[-1].total_flops
+    assert np.array_equal(load(out), expected())
+    assert names(folder) == ["a.npy", "b.npy", out]
+
+
+def test_a_finished_tile_is_not_touched_again(folder: Path) -> None:
+    stop_at(0.5, "c.npy")
+    part = np.lib.format.open_memmap("c.npy.part", mode="r+")
+    part[0, 0] = -7  # in the first tile, and wrong
+    part.flush()
+    multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
+    c = load("c.npy")
+    assert c[0, 0] == -7
+    c[0, 0] = expected()[0, 0]
+    assert np.array_equal(c, expected())
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_verify_finds_and_repairs_a_finished_tile(
+    folder: Path, out: str, computed: list[int]
+) -> None:
+    stop_at(0.7, out)
+    if out.endswith(".npy"):
+        part = np.lib.format.open_memmap("c.npy.part", mode="r+")
+        part[1, 2] += 9
+        part.flush()
+    elif out.endswith(".zarr"):
+        zarr.open_array("c.zarr.part", mode="r+")[1, 2] = -9
+    else:
+        with h5py.File("c.h5.part", "r+") as file:
+            file["c"][1, 2] = -9
+    before = sum(computed)
+    plan = multiply_files("a.npy", "b.npy", out, memory=MEMORY, verify=True)
+    assert plan.schedule is not None
+    assert np.array_equal(load(out), expected())
+    tile = plan.schedule.tile_m * plan.schedule.tile_n
+    assert before < SIDE**2
+    assert sum(computed) <= SIDE**2 + 3 * tile  # the one found, and two that were in flight
+    assert names(folder) == ["a.npy", "b.npy", out]
+
+
+def test_verify_repairs_in_stacks_and_in_one_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(5)
+    finish, execute, wrong = _cpu.finish, _cpu.execute, [True]
+
+    def once_wrong(plan: Any, total: Any, out: Any, *rest: Any) -> None:
+        finish(plan, total, out, *rest)
+        if wrong and total.shape[-1] > 1:
+            wrong.clear()
+            out[..., 0, 0] += 50
+
+    def once_wrong_too(*arguments: Any) -> Any:
+        result = execute(*arguments)
+        if wrong:
+            wrong.clear()
+            result[..., 0, 0] += 50
+        return result
+
+    monkeypatch.setattr(_cpu, "finish", once_wrong)
+    monkeypatch.setattr(_cpu, "execute", once_wrong_too)
+    for a_shape, b_shape, memory in (
+        ((6, 150, 160), (160, 140), "300KiB"),  # one tall matrix
+        ((6, 150, 160), (6, 160, 140), "300KiB"),
+        ((60, 30, 20), (60, 20, 30), "150KiB"),  # many matrices in a tile
+        ((90, 80), (80, 70), "10MiB"),
+    ):
+        a, b = rng.integers(1, 4, a_shape).astype("f4"), rng.integers(1, 4, b_shape).astype("f4")
+        np.save("x.npy", a)
+        np.save("y.npy", b)
+        wrong[:] = [True]
+        multiply_files("x.npy", "y.npy", "c.npy", memory=memory, verify=True)
+        assert not wrong
+        assert np.array_equal(load("c.npy"), np.matmul(a, b))
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_changed_input_is_refused(folder: Path, name: str) -> None:
+    stop_at(0.5, "c.npy")
+    before = Path("c.npy.part").read_bytes()
+    np.save(f"{name}.npy", np.ones((SIDE, SIDE), np.float32))
+    message = rf"holds \d+ finished tiles? of another product: {name} was changed since\. Run as"
+    with pytest.raises(FileError, match=message):
+        multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
+    assert Path("c.npy.part").read_bytes() == before
+    for leftover in ("c.npy.part", "c.npy.journal"):  # as the message says
+        Path(leftover).unlink()
+    multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
+    assert np.array_equal(load("c.npy"), expected())
+
+
+def test_another_plan_is_refused_and_no_budget_is_the_one_before(folder: Path) -> None:
+    stop_at(0.5, "c.npy")
+    with pytest.raises(FileError, match=r"budget_bytes was 1048576, and is 2097152; the plan diff"):
+        multiply_files("a.npy", "b.npy", "c.npy", memory="2MiB")
+    with pytest.raises(FileError, match=r"result was \(700, 700\) float32, and is .* float64"):
+        multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY, dtype="float64")
+    plan = multiply_files("a.npy", "b.npy", "c.npy")
+    assert plan.schedule is not None
+    assert plan.schedule.budget_bytes == 1 << 20
+    assert np.array_equal(load("c.npy"), expected())
+
+
+def test_a_zarr_operand_that_changed_is_noticed(folder: Path) -> None:
+    zarr.create_array("a.zarr", data=np.load("a.npy"), chunks=(300, 300))
+    zarr.create_array("b.zarr", data=np.load("b.npy"), chunks=(300, 300))
+
+    def stop(reached: Progress) -> None:
+        if reached.flops > reached.total_flops / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        multiply_files("a.zarr", "b.zarr", "c.zarr", memory="4MiB", progress=stop)
+    zarr.open_array("b.zarr", mode="r+")[0, 0] = 5
+    with pytest.raises(FileError, match="b was changed since"):
+        multiply_files("a.zarr", "b.zarr", "c.zarr", memory="4MiB")
+
+
+def test_operands_that_nothing_tells_apart_are_begun_anew(
+    folder: Path, computed: list[int]
+) -> None:
+    a, b = np.load("a.npy"), np.load("b.npy")
+
+    def stop(reached: Progress) -> None:
+        if reached.flops > reached.total_flops / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        multiply_files(a, "b.npy", "c.npy", memory=MEMORY, progress=stop)
+    assert names(folder) == ["a.npy", "b.npy"]
+    computed.clear()
+    multiply_files(a, "b.npy", "c.npy", memory=MEMORY)
+    assert sum(computed) == SIDE**2
+    assert np.array_equal(load("c.npy"), a @ b)
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+@pytest.mark.parametrize("loss", ["part", "short", "journal", "torn"])
+def test_what_a_crash_leaves_behind_is_no_obstacle(folder: Path, out: str, loss: str) -> None:
+    stop_at(0.5, out)
+    part, journal = Path(f"{out}.part"), Path(f"{out}.journal")
+    if loss == "part":
+        part.rename("elsewhere")
+    elif loss == "short":
+        meta = part / "zarr.json" if part.is_dir() else part
+        os.truncate(meta, 1000 if part.is_file() else 0)
+    elif loss == "journal":
+        journal.unlink()
+    else:
+        with journal.open("ab") as file:
+            file.write(b"done 1")  # without its end: of tile 1, or of tile 17
+    multiply_files("a.npy", "b.npy", out, memory=MEMORY)
+    assert np.array_equal(load(out), expected())
+    assert not part.exists()
+    assert not journal.exists()
+
+
+def test_a_journal_of_something_else_is_refused(folder: Path) -> None:
+    Path("c.npy.journal").write_text("dear diary\n")
+    with pytest.raises(FileError, match="is not a journal of tiles; remove it and"):
+        multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
+    assert Path("c.npy.journal").read_text() == "dear diary\n"
+
+
+def test_one_process_at_a_time_writes_an_output(folder: Path) -> None:
+    with (
+        Journal(Path("c.npy.journal"), "out (c.npy)", "c.npy.part"),
+        pytest.raises(FileError, match=r"out \(c\.npy\) is being written by another process"),
+    ):
+        multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
+    multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
+
+
+def test_a_journal_keeps_whole_lines_and_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "x.journal"
+    with Journal(path, "x", "x.part") as journal:
+        journal.begin({"a": 1})
+        for tile in (3, 1, 2):
+            journal.record(tile)
+        journal.forget({1, 9})
+    text = path.read_text()
+    assert [json.loads(text.splitlines()[0]), *text.splitlines()[1:]] == [
+        {"a": 1},
+        "done 3",
+        "done 1",
+        "done 2",
+        "redo 1",
+    ]
+    for cut in range(len(text)):  # whatever of it a crash left
+        path.write_text(text[:cut])
+        with Journal(path, "x", "x.part") as journal:
+            whole = text[: text[:cut].rfind("\n") + 1].splitlines()[1:]
+            assert journal.done == {int(line.split()[1]) for line in whole}
+            journal.begin({"a": 1})
+            journal.record(7)
+        assert path.read_text().endswith("\ndone 7\n")
+
+
+class Killed:
+    """Runs of the command line that are killed at some moment."""
+
+    def __init__(self, folder: Path, out: str) -> None:
+        self.folder, self.out = folder, out
+        self.command = [sys.executable, "-m", "tilewise", "mul", "a.npy", "b.npy", "-o", out]
+        self.command += ["--memory", MEMORY, "--quiet"]
+        self.environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+
+    def run(self, seconds: float | None = None) -> bool:
+        """Start it, kill it after some time, and return whether it had ended before."""
+        process = subprocess.Popen(self.command, env=self.environment)
+        try:
+            return process.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            return False
+
+    def is_begun(self, plan: Any) -> set[int]:
+        """Return the tiles of which something stands in the unfinished output."""
+        part = Path(f"{self.out}.part")
+        if not part.exists():
+            return set()
+        x = load_part(part)
+        return {step.tile for step in plan.schedule.steps() if x[step.c].any()}
+
+
+def load_part(part: Path) -> Any:
+    if part.is_dir():
+        return zarr.open_array(part, mode="r")[:]
+    if ".npy" in part.name:
+        return np.lib.format.open_memmap(part, mode="r")
+    with h5py.File(part) as file:
+        return file["c"][:]
+
+
+def kill_and_finish(folder: Path, out: str, moments: Iterator[float]) -> None:
+    killed = Killed(folder, out)
+    plan = multiply_files("a.npy", "b.npy", out, memory=MEMORY)
+    c = load(out).tobytes()
+    start = time.perf_counter()
+    assert killed.run()
+    whole = time.perf_counter() - start
+    were_stopped = 0
+    for moment in moments:
+        Path(out).unlink() if Path(out).is_file() else os.rename(out, f"old{moment}")
+        if not killed.run(moment * whole):
+            were_stopped += 1
+            journal = Path(f"{out}.journal")
+            if journal.exists() and journal.stat().st_size:
+                # Of the one tile that is written, something may be there before it is recorded.
+                assert len(killed.is_begun(plan) - finished(out)) <= 1
+            assert killed.run()
+        assert load(out).tobytes() == c
+        assert not list(folder.glob(f"{out}.*"))
+    assert were_stopped
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_killed_and_finished_it_has_the_same_bits(folder: Path, out: str) -> None:
+    kill_and_finish(folder, out, iter([0.8]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_killed_at_twenty_random_moments(folder: Path, out: str) -> None:
+    rng = random.Random(20)
+    kill_and_finish(folder, out, (rng.uniform(0.2, 1) for _ in range(20)))
+
+
+def test_a_rerun_on_the_command_line_says_what_is_kept(folder: Path, capsys: Any) -> None:
+    stop_at(0.5, "c.npy")
+    np.save("a.npy", np.ones((SIDE, SIDE), np.float32))
+    assert main(["mul", "a.npy", "b.npy", "-o", "c.npy", "--memory", MEMORY]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("tilewise: ")
+    assert "a was changed since" in err
+    assert err.count("\n") == 1

@@ -36,7 +36,12 @@ from tilewise.simt import occupancy
 __all__ = ["FAMILIES", "Report", "Variant", "broken_rules", "build", "compile_variant", "main"]
 
 #: The modules that hold device code; each has ``variants()``, and its last name is the family's.
-FAMILIES = ("tilewise.kernels.portable", "tilewise.kernels.hopper", "tilewise.guide")
+FAMILIES = (
+    "tilewise.kernels.portable",
+    "tilewise.kernels.hopper",
+    "tilewise.kernels.hopper_float32",
+    "tilewise.guide",
+)
 
 #: Raised when what is written changes in form, so that every kernel is built again.
 _FORMAT = 2

@@ -225,7 +225,7 @@ class Mapped:
     @gluon.jit
     def write(self, x, outer, inner, piece, row, col, CONSUMER: gl.constexpr):
         chunk: gl.constexpr = self.c.block_shape[3]
-        parts = _columns(x.to(self.c.dtype), x.shape[1] // chunk)
+        parts = columns(x.to(self.c.dtype), x.shape[1] // chunk)
         for i in gl.static_range(x.shape[1] // chunk):
             buffer = self.staging.index(self.BUFFERS * CONSUMER + i % self.BUFFERS)
             tma.store_wait(self.BUFFERS - 1)
@@ -267,7 +267,7 @@ class Strided:
         slabs = staging.reinterpret(gl.float32, [4, 16, chunk], self.staging.layout)
         base = outer.to(gl.int64) * self.c_outer + inner.to(gl.int64) * self.c_inner
         base += piece.to(gl.int64) * self.c_piece
-        parts = _columns(x, x.shape[1] // chunk)
+        parts = columns(x, x.shape[1] // chunk)
         for i in gl.static_range(x.shape[1] // chunk):
             staging.store(parts[i])
             cols = col + i * chunk + gl.arange(0, chunk, gl.SliceLayout(0, layout))
@@ -377,7 +377,7 @@ def _produce(a, b, ring, work, steps, PROMOTED: gl.constexpr):
             if not ring.B_ALONG_K:
                 at = [outer * b_outer, inner * b_inner, k, col]
             tma.async_load(b, at, full, ring.b.index(stage))
-            stage, phase = _next(stage, phase, ring.STAGES)
+            stage, phase = next_stage(stage, phase, ring.STAGES)
 
 
 @gluon.jit
@@ -414,14 +414,14 @@ def _chain(ring, TILE_N: gl.constexpr, stage, phase, begin, end, CONSUMER: gl.co
         total = warpgroup_mma_wait(1, deps=[total])
         mbarrier.arrive(ring.empty.index(last), count=1, pred=k > begin)
         last = stage
-        stage, phase = _next(stage, phase, ring.STAGES)
+        stage, phase = next_stage(stage, phase, ring.STAGES)
     total = warpgroup_mma_wait(0, deps=[total])
     mbarrier.arrive(ring.empty.index(last), count=1, pred=end > begin)
     return total, stage, phase
 
 
 @gluon.jit
-def _next(stage, phase, STAGES: gl.constexpr):
+def next_stage(stage, phase, STAGES: gl.constexpr):
     stage += 1
     if stage == STAGES:
         stage = 0
@@ -430,7 +430,7 @@ def _next(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _columns(x, COUNT: gl.constexpr):
+def columns(x, COUNT: gl.constexpr):
     """Cut an accumulator into ``COUNT`` parts of its columns; no data moves."""
     parts = (x,)
     if COUNT > 1:
@@ -439,7 +439,7 @@ def _columns(x, COUNT: gl.constexpr):
         left, right = x.reshape([x.shape[0], 2, half]).permute((0, 2, 1)).split()
         left = gl.convert_layout(left, layout, assert_trivial=True)
         right = gl.convert_layout(right, layout, assert_trivial=True)
-        parts = _columns(left, COUNT // 2) + _columns(right, COUNT // 2)
+        parts = columns(left, COUNT // 2) + columns(right, COUNT // 2)
     return parts
 
 

@@ -11,12 +11,11 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from tilewise.runtime.arguments import Argument, Number, Pointer, Tensor
 
 from .hopper_table import KERNELS, PACKED_TILE, SUMMED_TILE, Kernel, Times
-from .steps import Step, Strides, round_up
+from .steps import Room, Step, Strides, round_up
 
 __all__ = [
     "Choice",
@@ -168,7 +167,7 @@ def launches(problem: Problem, choice: Choice) -> tuple[Step, ...]:
     product alone until it is done.
     """
     p = problem.transposed if choice.is_transposed else problem
-    kernel, room = choice.kernel, _Room()
+    kernel, room = choice.kernel, Room()
     steps: list[Step] = []
     a, b = (Pointer(1), Pointer(0)) if choice.is_transposed else (Pointer(0), Pointer(1))
     if choice.packs_a:
@@ -182,19 +181,6 @@ def launches(problem: Problem, choice: Choice) -> tuple[Step, ...]:
     for part in (choice, *choice.strips):
         steps += _product(p, part, a, b, room)
     return tuple(steps)
-
-
-@dataclass(slots=True)
-class _Room:
-    """The workspace, as it is taken piece by piece."""
-
-    nbytes: int = 0
-    STEP: ClassVar[int] = 256
-
-    def take(self, nbytes: int) -> Pointer:
-        pointer = Pointer(3, self.nbytes)
-        self.nbytes = round_up(self.nbytes + nbytes, self.STEP)
-        return pointer
 
 
 def _choices(
@@ -221,7 +207,7 @@ def _packed_choices(
     times: Times,
 ) -> Iterator[Choice]:
     """Yield what kernels make of a product of which these operands are packed first."""
-    room, us = _Room(), 0.0
+    room, us = Room(), 0.0
     if packs[0]:
         us += times.launch_us + 2 * _operand_bytes(p, p.a, p.m) / times.memory_bytes_per_us
         p = replace(p, a=_packed(p, p.a, p.m, kernels[0].a_along_k, room))
@@ -297,7 +283,7 @@ def _single(
         group=max(1, round(math.sqrt(multiprocessors * kernel.tile_n / kernel.rows))),
         blocks=min(items, multiprocessors),
         expected_us=base.expected_us + us,
-        workspace_bytes=base.workspace_bytes + round_up(parts_bytes, _Room.STEP),
+        workspace_bytes=base.workspace_bytes + round_up(parts_bytes, Room.STEP),
         why=why,
     )
 
@@ -354,7 +340,7 @@ def _cut(p: Problem, part: Choice) -> Problem:
     return replace(p, m=bottom - top, n=right - left, a=a, b=b, c=c)
 
 
-def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: _Room) -> Iterator[Step]:
+def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> Iterator[Step]:
     """Yield the launches that compute a part of C from operands that TMA can read."""
     kernel, (top, _), (left, _) = part.kernel, part.rows, part.cols
     wide = p.out == "fp32"
@@ -425,7 +411,7 @@ def _moved(pointer: Pointer, nbytes: int) -> Pointer:
 
 
 def _pack(
-    p: Problem, source: Pointer, strides: Strides, rows: int, along_k: bool, room: _Room
+    p: Problem, source: Pointer, strides: Strides, rows: int, along_k: bool, room: Room
 ) -> tuple[Step, Pointer, Strides]:
     """Return the launch that packs an operand, given as rows×k; where the copy is; its strides."""
     high, wide = (rows, p.k) if along_k else (p.k, rows)
@@ -449,7 +435,7 @@ def _pack(
     return Step.of("pack_16", min(tiles, _MOST_BLOCKS), arguments), target, packed
 
 
-def _packed(p: Problem, strides: Strides, rows: int, along_k: bool, room: _Room) -> Strides:
+def _packed(p: Problem, strides: Strides, rows: int, along_k: bool, room: Room) -> Strides:
     """Take room for the copy of an operand, given as rows×k; return its strides."""
     high, wide = (rows, p.k) if along_k else (p.k, rows)
     outer, inner = _stacked(p, strides)

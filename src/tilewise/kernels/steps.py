@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewise.runtime.arguments import Argument, Number, Pointer, Tensor
 
-__all__ = ["Step", "Strides", "round_up"]
+__all__ = ["Room", "Step", "Strides", "round_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,19 @@ class Step:
         }
         numbers = sum(isinstance(x, Number) for x in given.values())
         return cls(kernel, (programs,), local, tuple(used), numbers)
+
+
+@dataclass(slots=True)
+class Room:
+    """The workspace, as it is taken piece by piece."""
+
+    nbytes: int = 0
+    STEP: ClassVar[int] = 256
+
+    def take(self, nbytes: int) -> Pointer:
+        pointer = Pointer(3, self.nbytes)
+        self.nbytes = round_up(self.nbytes + nbytes, self.STEP)
+        return pointer
 
 
 def round_up(size: int, step: int) -> int:

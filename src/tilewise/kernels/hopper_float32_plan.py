@@ -1,0 +1,478 @@
+"""How Hopper computes a product of float32 or complex64 on tensor cores, and how long it takes.
+
+Pure: shapes and strides in, launches out. The operands are split into float16 parts, multiplied,
+and what float16 cannot hold is computed again by FMA: where there is none of that, those launches
+are done at once, which only the device knows. The device code is in ``split``, ``hopper_float32``
+and ``repair``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tilewise._memory import format_bytes
+from tilewise.errors import BudgetError
+from tilewise.numerics.schemes import (
+    LEAST_K,
+    PIECE,
+    TF32_THRESHOLD,
+    column_exponents,
+    fp16x3_threshold,
+)
+from tilewise.runtime.arguments import Argument, Number, Pointer, Tensor
+
+from .hopper_float32_table import LONGEST_K, PIECE_TILES, ROW_TILES, TILE
+from .hopper_plan import chains
+from .steps import Room, Step, Strides, round_up
+
+__all__ = ["LEAST_K", "Choice", "Problem", "choose"]
+
+_VECTOR = 4  # elements in the 16 bytes that strides and addresses are multiples of for TMA
+_MOST_STEP = 2**38  # a tensor map holds steps of less than 2^40 bytes
+_BIAS = 127  # of float32's exponent field
+
+#: Measured on an H200: a launch, bytes that a split moves, what a tile takes and each 64 of its K.
+_LAUNCH_US = 2.0
+_BYTES_PER_US = 3.6e6
+_TILE_US = 2.0
+_PIECE_US = {None: 1.12, "tf32": 0.50}
+#: What the chip's power allows in all, of products of float16.
+_FLOP_PER_US = 7.0e8
+#: Bytes of A that splitting holds in the L2 cache between its two passes, and the least of blocks.
+_CACHED_BYTES = 32 << 20
+_LEAST_BLOCKS = 528
+_MOST_BLOCKS = 2**31 - 1
+
+_Arguments = dict[str, Argument]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """C = alpha·A·B + beta·C over two batch axes, a: m×k, b: k×n, c: m×n, none of them empty.
+
+    All are float32, or all are complex64. Strides are in elements, 0 along a batch axis on which
+    one matrix serves all. ``has_beta`` says that alpha may be other than 1, or beta other than 0,
+    both real: launches are then given them as `Number` 0 and 1. K is at least `LEAST_K`.
+    """
+
+    m: int
+    n: int
+    k: int
+    a: Strides
+    b: Strides
+    c: Strides
+    outer: int = 1
+    inner: int = 1
+    dtype: Literal["fp32", "c64"] = "fp32"
+    has_beta: bool = False
+    precision: Literal["tf32"] | None = None
+
+    @property
+    def pairs(self) -> int:
+        """1 where elements are pairs of real numbers."""
+        return int(self.dtype == "c64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How a product is computed: launches, in order, on one stream; and what that takes.
+
+    The workspace, on an address that is a multiple of 256, is for this product alone until it is
+    done. Bits are the same whichever choice it is: they depend on the operands and K alone.
+    """
+
+    steps: tuple[Step, ...]
+    workspace_bytes: int
+    expected_us: float
+    why: str
+
+
+def choose(
+    problem: Problem, multiprocessors: int = 132, workspace_bytes: int | None = None
+) -> Choice:
+    """Return the way to compute a product that is expected to be the fastest.
+
+    Parameters
+    ----------
+    problem : Problem
+    multiprocessors : int
+        Of the device.
+    workspace_bytes : int, optional
+        Scratch memory allowed: a product that takes more is computed part by part.
+
+    Raises
+    ------
+    BudgetError
+        If the least part takes more.
+    """
+    limit = math.inf if workspace_bytes is None else workspace_bytes
+    choices = list(_parts(problem, _Start(), multiprocessors, limit))
+    count = f"{len(choices)} parts; " if len(choices) > 1 else ""
+    return Choice(
+        steps=tuple(step for choice in choices for step in choice.steps),
+        workspace_bytes=max(choice.workspace_bytes for choice in choices),
+        expected_us=sum(choice.expected_us for choice in choices),
+        why=count + choices[0].why,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a part of a product begins in a, b and c, in elements."""
+
+    a: int = 0
+    b: int = 0
+    c: int = 0
+
+
+def _parts(p: Problem, at: _Start, multiprocessors: int, limit: float) -> Iterator[Choice]:
+    """Yield the choice for a product, or for parts of it if the workspace would be too large."""
+    choice = _choose(p, at, multiprocessors)
+    if choice.workspace_bytes <= limit:
+        yield choice
+        return
+    # Halved is what takes most of the workspace: a batch axis, or else the larger operand.
+    sizes = {"outer": p.outer, "inner": p.inner}
+    if p.outer == p.inner == 1:
+        sizes = {"m": p.m // TILE, "n": p.n // TILE}
+    axis = max(sizes, key=lambda name: sizes[name])
+    size = getattr(p, axis)
+    half = -(-size // 2) if axis in ("outer", "inner") else round_up(-(-size // 2), TILE)
+    if half >= size:
+        raise BudgetError(
+            f"a product of {p.m}x{p.k} by {p.k}x{p.n} takes at least "
+            f"{format_bytes(choice.workspace_bytes)} of workspace on the GPU, and memory= allows "
+            f"{format_bytes(int(limit))}; raise it"
+        )
+    for first, count in ((0, half), (half, size - half)):
+        yield from _parts(*_cut(p, at, axis, first, count), multiprocessors, limit)
+
+
+def _cut(p: Problem, at: _Start, axis: str, first: int, count: int) -> tuple[Problem, _Start]:
+    """Return the product of a range of an axis, and where it begins."""
+    outer, inner, m, n = (first if axis == name else 0 for name in ("outer", "inner", "m", "n"))
+
+    def moved(s: Strides, row: int, col: int) -> tuple[int, Strides]:
+        step = outer * s.outer + inner * s.inner + row * s.row + col * s.col
+        return step, replace(s, is_aligned=s.is_aligned and (step << p.pairs) % _VECTOR == 0)
+
+    (a_at, a), (b_at, b), (c_at, c) = moved(p.a, m, 0), moved(p.b, 0, n), moved(p.c, m, n)
+    sizes = {"outer": p.outer, "inner": p.inner, "m": p.m, "n": p.n, axis: count}
+    part = Problem(
+        **sizes,
+        k=p.k,
+        a=a,
+        b=b,
+        c=c,
+        dtype=p.dtype,
+        has_beta=p.has_beta,
+        precision=p.precision,
+    )
+    return part, _Start(at.a + a_at, at.b + b_at, at.c + c_at)
+
+
+def _choose(p: Problem, at: _Start, multiprocessors: int) -> Choice:
+    return _Tiles(p, at, multiprocessors).choice()
+
+
+class _Tiles:
+    """A product by large tiles: the operands split, the workspace shared out, launch by launch.
+
+    Complex matrices are real ones to the kernels: C and A have twice the columns, B twice of both.
+    """
+
+    def __init__(self, p: Problem, at: _Start, multiprocessors: int) -> None:
+        self._p = p
+        self._multiprocessors = multiprocessors
+        self._reals = reals = 1 + p.pairs
+        self._m, self._n, self._k = p.m, p.n * reals, p.k * reals
+        self._parts = 1 if p.precision == "tf32" else 2
+        self._a, self._b, self._c = (_scaled(x, reals) for x in (p.a, p.b, p.c))
+        self._at = [Pointer(i, 4 * reals * x) for i, x in enumerate((at.a, at.b, at.c))]
+        self._a_stack, self._b_stack = _stacked(p, p.a), _stacked(p, p.b)
+        self._a_count, self._b_count = math.prod(self._a_stack), math.prod(self._b_stack)
+        self._depth = round_up(self._k, PIECE)
+        self._tiles_m, self._tiles_n = -(-self._m // TILE), -(-self._n // TILE)
+
+        self._room = room = Room()
+        a_rows, b_rows = self._a_count * self._m, self._b_count * self._n
+        self._a_parts = room.take(2 * self._parts * a_rows * self._depth)
+        self._b_parts = room.take(2 * self._parts * b_rows * self._depth)
+        self._a_scale = room.take(4 * a_rows)
+        self._b_scale = room.take(4 * b_rows * (self._depth // PIECE))
+        # What counts from zero: flagged rows and columns, by matrix, and flags of columns, which
+        # several blocks set.
+        self._clear_count = self._a_count + self._b_count + b_rows
+        self._counts = room.take(4 * self._clear_count)
+        self._a_flag = room.take(4 * a_rows)
+        self._a_list, self._b_list = room.take(4 * a_rows), room.take(4 * b_rows)
+        self._a_tile = room.take(4 * self._a_count * self._tiles_m)
+        self._b_tile = room.take(4 * self._b_count * self._tiles_n)
+
+    def choice(self) -> Choice:
+        us, why = self._weigh()
+        return Choice(
+            steps=(
+                self._split_rows(),
+                self._split_pieces(),
+                self._list(),
+                self._multiply(),
+                self._repair(),
+            ),
+            workspace_bytes=self._room.nbytes,
+            expected_us=us,
+            why=why,
+        )
+
+    @property
+    def _a_flagged(self) -> Pointer:
+        return self._counts
+
+    @property
+    def _b_flagged(self) -> Pointer:
+        return _moved(self._counts, 4 * self._a_count)
+
+    @property
+    def _b_flag(self) -> Pointer:
+        return _moved(self._counts, 4 * (self._a_count + self._b_count))
+
+    @property
+    def _threshold(self) -> float:
+        return float(TF32_THRESHOLD if self._parts == 1 else fp16x3_threshold(self._k))
+
+    @property
+    def _alpha_beta(self) -> _Arguments:
+        if self._p.has_beta:
+            return {"alpha": Number(0), "beta": Number(1)}
+        return {"alpha": 1.0, "beta": 0.0}
+
+    @property
+    def _nexts(self) -> _Arguments:
+        """How far on the next matrix of an operand is along each batch axis, in matrices."""
+        return {
+            "a_next_outer": self._a_stack[1] if self._a_stack[0] > 1 else 0,
+            "a_next_inner": int(self._a_stack[1] > 1),
+            "b_next_outer": self._b_stack[1] if self._b_stack[0] > 1 else 0,
+            "b_next_inner": int(self._b_stack[1] > 1),
+        }
+
+    def _split_rows(self) -> Step:
+        along_k = _is_along_k(self._a, self._m)
+        fitting = (way for way, longest in LONGEST_K.items() if self._k <= longest)
+        way = next(fitting, "long") if along_k else "rows"
+        rows = ROW_TILES[way].rows
+        blocks = self._a_count * -(-self._m // rows)
+        # Of what is read twice, the second time should come from the L2 cache.
+        cached = _CACHED_BYTES // (4 * rows * self._k)
+        arguments: _Arguments = {
+            "source": self._at[0],
+            "target": self._a_parts,
+            "scale": self._a_scale,
+            "flag": self._a_flag,
+            "cleared": self._counts,
+            "clear_count": self._clear_count,
+            "rows": self._m,
+            "k": self._k,
+            "inner": self._a_stack[1],
+            "count": self._a_count,
+            "source_outer": self._a.outer,
+            "source_inner": self._a.inner,
+            "source_row": self._a.row,
+            "source_col": self._a.col,
+            "target_row": self._depth,
+            "pairs": self._p.pairs,
+            "threshold": self._threshold,
+        }
+        blocks = min(blocks, max(cached, _LEAST_BLOCKS))
+        return Step.of(f"split_rows_{self._parts}_{way}", blocks, arguments)
+
+    def _split_pieces(self) -> Step:
+        along_k = _is_along_k(self._b.transposed, self._n)
+        way = "k" if along_k else "rows"
+        rows = PIECE_TILES[way].rows
+        blocks = self._b_count * -(-self._n // rows) * (self._depth // PIECE)
+        arguments: _Arguments = {
+            "source": self._at[1],
+            "target": self._b_parts,
+            "scale": self._b_scale,
+            "flag": self._b_flag,
+            "rows": self._n,
+            "k": self._k,
+            "inner": self._b_stack[1],
+            "count": self._b_count,
+            "source_outer": self._b.outer,
+            "source_inner": self._b.inner,
+            "source_row": self._b.col,
+            "source_col": self._b.row,
+            "target_row": self._depth,
+            "threshold": self._threshold,
+            "most_field": column_exponents(self._k)[1] + _BIAS,
+        }
+        way += "_complex" * self._p.pairs
+        return Step.of(f"split_pieces_{self._parts}_{way}", min(blocks, _MOST_BLOCKS), arguments)
+
+    def _list(self) -> Step:
+        a_tiles, b_tiles = self._a_count * self._tiles_m, self._b_count * self._tiles_n
+        arguments: _Arguments = {
+            "a_flag": self._a_flag,
+            "b_flag": self._b_flag,
+            "a_list": self._a_list,
+            "b_list": self._b_list,
+            "a_count": self._a_flagged,
+            "b_count": self._b_flagged,
+            "a_tile": self._a_tile,
+            "b_tile": self._b_tile,
+            "m": self._m,
+            "n": self._n,
+            "a_tiles": a_tiles,
+        }
+        return Step.of("list_flagged", a_tiles + b_tiles, arguments)
+
+    def _multiply(self) -> Step:
+        p, parts, depth = self._p, self._parts, self._depth
+        tiles = p.outer * p.inner * self._tiles_m * self._tiles_n
+        arguments: _Arguments = {
+            "a": _tensor(self._a_parts, (self._a_count, parts, self._m, depth)),
+            "b": _tensor(self._b_parts, (self._b_count, parts, self._n, depth)),
+            "a_scale": self._a_scale,
+            "b_scale": self._b_scale,
+            "a_flagged": self._a_tile,
+            "b_flagged": self._b_tile,
+            "m": self._m,
+            "n": self._n,
+            "k": self._k,
+            "chain_k": self._reals * chains(p.k)[1],
+            "outer": p.outer,
+            "inner": p.inner,
+            # A wave of tiles that is nearly square reads the least of A and B.
+            "group": max(1, round(math.sqrt(self._multiprocessors))),
+            **self._nexts,
+        }
+        blocks = min(tiles, self._multiprocessors)
+        if self._is_mapped:
+            c, at = self._c, self._at[2]
+            shape = (p.outer, p.inner, self._m, self._n)
+            row = c.row if self._m > 1 else round_up(self._n, _VECTOR)
+            matrix = row * self._m
+            strides = (
+                c.outer if p.outer > 1 else matrix,
+                c.inner if p.inner > 1 else matrix,
+                row,
+                1,
+            )
+            arguments["c"] = Tensor(at.operand, shape, strides, 4, at.offset_bytes)
+            return Step.of(f"multiply_{parts}", blocks, arguments)
+        arguments |= {
+            "c": self._at[2],
+            "a_flag": self._a_flag,
+            "b_flag": self._b_flag,
+            "pieces": 1,
+            "piece_k": self._k,
+            "c_outer": self._c.outer,
+            "c_inner": self._c.inner,
+            "c_piece": 0,
+            "c_row": self._c.row,
+            "c_col": self._c.col,
+            "pairs": p.pairs,
+            **self._alpha_beta,
+        }
+        return Step.of(f"multiply_any_{parts}", blocks, arguments)
+
+    def _repair(self) -> Step:
+        p = self._p
+        matrices = p.outer * p.inner
+        share = max(1, self._multiprocessors // matrices)
+        order = "mk"[_is_along_k(self._a, self._m)]
+        order += "nk"[_is_along_k(self._b.transposed, self._n)]
+        arguments: _Arguments = {
+            "a": self._at[0],
+            "b": self._at[1],
+            "c": self._at[2],
+            "a_list": self._a_list,
+            "b_list": self._b_list,
+            "a_count": self._a_flagged,
+            "b_count": self._b_flagged,
+            "a_flag": self._a_flag,
+            "m": self._m,
+            "n": self._n,
+            "k": self._k,
+            "chain_k": self._reals * chains(p.k)[1],
+            "inner": p.inner,
+            "matrices": matrices,
+            "share": share,
+            **self._nexts,
+            **self._alpha_beta,
+        }
+        for name, strides in (("a", self._a), ("b", self._b), ("c", self._c)):
+            for axis in ("outer", "inner", "row", "col"):
+                arguments[f"{name}_{axis}"] = getattr(strides, axis)
+        blocks = share * min(matrices, self._multiprocessors // share)
+        return Step.of(f"repair_{order}" + "_complex" * p.pairs, blocks, arguments)
+
+    @property
+    def _is_mapped(self) -> bool:
+        """Whether TMA can write C: along rows, in whole vectors, over nothing that lies between."""
+        p, c = self._p, self._c
+        far = [
+            step
+            for size, step in ((p.outer, c.outer), (p.inner, c.inner), (self._m, c.row))
+            if size > 1
+        ]
+        return (
+            not p.has_beta
+            and p.c.is_aligned
+            and (p.c.col == 1 or p.n == 1)
+            and self._n % _VECTOR == 0
+            and (self._m == 1 or c.row >= self._n)
+            and all(0 < step < _MOST_STEP and step % _VECTOR == 0 for step in far)
+        )
+
+    def _weigh(self) -> tuple[float, str]:
+        """Return the microseconds that all of it takes, and what the product is bound by."""
+        p = self._p
+        elements = (self._a_count * self._m + self._b_count * self._n) * self._depth
+        split_us = (4 + 2 * self._parts) * elements / _BYTES_PER_US
+        tiles = p.outer * p.inner * self._tiles_m * self._tiles_n
+        waves = -(-tiles // self._multiprocessors)
+        pieces = self._depth // PIECE
+        products = 3 if self._parts == 2 else 1
+        flop = 2 * products * tiles * TILE**2 * self._depth
+        bounds = {
+            "the multiprocessors": waves * (_TILE_US + pieces * _PIECE_US[p.precision]),
+            "power": flop / (_FLOP_PER_US * self._multiprocessors / 132),
+        }
+        largest = max(bounds, key=lambda name: bounds[name])
+        how = "tf32" if self._parts == 1 else "fp16x3"
+        why = f"{how}, {tiles} tiles of {TILE}x{TILE} in {waves} waves, bound by {largest}"
+        return 5 * _LAUNCH_US + split_us + bounds[largest], why
+
+
+def _scaled(s: Strides, reals: int) -> Strides:
+    """Return strides in real numbers."""
+    return replace(
+        s, outer=reals * s.outer, inner=reals * s.inner, row=reals * s.row, col=reals * s.col
+    )
+
+
+def _stacked(p: Problem, strides: Strides) -> tuple[int, int]:
+    """Return along how much of each batch axis an operand has a matrix of its own."""
+    return p.outer if strides.outer else 1, p.inner if strides.inner else 1
+
+
+def _is_along_k(strides: Strides, rows: int) -> bool:
+    """Say whether an operand, given as rows over k, has its elements closest along k."""
+    return rows == 1 or (strides.col != 0 and abs(strides.col) <= abs(strides.row))
+
+
+def _tensor(pointer: Pointer, shape: tuple[int, int, int, int]) -> Tensor:
+    """Describe contiguous float16."""
+    _, parts, rows, depth = shape
+    strides = (parts * rows * depth, rows * depth, depth, 1)
+    return Tensor(pointer.operand, shape, strides, 2, pointer.offset_bytes)
+
+
+def _moved(pointer: Pointer, nbytes: int) -> Pointer:
+    return replace(pointer, offset_bytes=pointer.offset_bytes + nbytes)

@@ -1,0 +1,233 @@
+"""float32 → float16, scaled and cut in two for tensor cores, at the speed of memory, in Gluon.
+
+An element times a power of two is ``hi + lo``, each the nearest float16. `split_rows` scales A,
+each row by one power; `split_pieces` scales B, each column by one for every 64 of K, so that B is
+read once. Both flag what cannot be computed so (docs/numerics.md).
+
+Targets hold ``(matrix, part, row, k)``, part 0 being hi, rows on lines of 128 bytes and padded with
+zeros; B lies there transposed. Sources have any strides. Where ``pairs`` is 1, matrices are complex
+and spelled as real ones: A twice as long along k, B along both axes, an element of it being
+``[[re, im], [-im, re]]``.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+__all__ = [
+    "LEAST_PIECE_FIELD",
+    "LEAST_ROW_FIELD",
+    "MAGNITUDE",
+    "PIECE",
+    "judge",
+    "magnitude",
+    "power",
+    "split_pieces",
+    "split_rows",
+]
+
+PIECE = gl.constexpr(64)  # of K, of which B has a scale
+
+INFINITY = gl.constexpr(0x7F800000)
+MAGNITUDE = gl.constexpr(0x7FFFFFFF)
+ZERO_FIELD = gl.constexpr(141)  # the exponent field of what is all zeros: scaled by 1
+#: Exponent fields below which scales, or products of what is scaled, would leave float32's range.
+LEAST_ROW_FIELD = gl.constexpr(21)
+LEAST_PIECE_FIELD = gl.constexpr(34)
+
+
+@gluon.jit
+def split_rows(
+    source,
+    target,
+    scale,
+    flag,
+    cleared,
+    clear_count,
+    rows,
+    k,
+    inner,
+    count,
+    source_outer,
+    source_inner,
+    source_row,
+    source_col,
+    target_row,
+    pairs,
+    threshold,
+    ROWS: gl.constexpr,
+    DEPTH: gl.constexpr,
+    ALONG_K: gl.constexpr,
+    PARTS: gl.constexpr,
+):
+    """Split A; ``scale`` gets what a row of C is multiplied by at the end.
+
+    A row is flagged that holds what is not finite, or less than ``threshold`` when scaled. Sets
+    ``clear_count`` words of ``cleared`` to 0 for what follows.
+    """
+    gdc_wait()
+    gdc_launch_dependents()
+    flat: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    for first in range(gl.program_id(0) * 1024, clear_count, gl.num_programs(0) * 1024):
+        at = first + gl.arange(0, 1024, flat)
+        gl.store(cleared + at, gl.zeros([1024], gl.int32, flat), mask=at < clear_count)
+    near: gl.constexpr = _near(ALONG_K, ROWS, gl.num_warps())
+    wide: gl.constexpr = _wide(ROWS, DEPTH, gl.num_warps())
+    tiles = gl.cdiv(rows, ROWS)
+    for index in range(gl.program_id(0), tiles * count, gl.num_programs(0)):
+        matrix = index // tiles
+        i = (index % tiles) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, near))
+        x_at = source + _start(matrix, inner, source_outer, source_inner)
+        from_row = (i.to(gl.int64) * source_row)[:, None]
+        high = gl.zeros([ROWS, DEPTH], gl.int32, near)
+        low = gl.full([ROWS, DEPTH], MAGNITUDE, gl.int32, near)
+        for done in range(0, k, DEPTH):
+            j = done + gl.arange(0, DEPTH, gl.SliceLayout(0, near))
+            from_col = _step(j, pairs, source_col)[None, :]
+            inside = (i < rows)[:, None] & (j < k)[None, :]
+            bits = magnitude(gl.load(x_at + from_row + from_col, mask=inside, other=0.0))
+            high = gl.maximum(high, bits)
+            low = gl.minimum(low, gl.where(bits == 0, MAGNITUDE, bits))
+        field, flagged = judge(gl.max(high, 1), gl.min(low, 1), threshold, LEAST_ROW_FIELD, 254)
+        place = matrix * rows + i
+        gl.store(scale + place, power(field - 20), mask=i < rows)
+        gl.store(flag + place, flagged.to(gl.int32), mask=i < rows)
+        factor = power(268 - field)[:, None]
+        for done in range(0, target_row, DEPTH):
+            j = done + gl.arange(0, DEPTH, gl.SliceLayout(0, near))
+            from_col = _step(j, pairs, source_col)[None, :]
+            inside = (i < rows)[:, None] & (j < k)[None, :]
+            x = gl.load(x_at + from_row + from_col, mask=inside, other=0.0) * factor
+            at = target + (matrix.to(gl.int64) * PARTS * rows) * target_row
+            _write(at, x, (index % tiles) * ROWS, done, rows, target_row, PARTS, wide)
+
+
+@gluon.jit
+def split_pieces(
+    source,
+    target,
+    scale,
+    flag,
+    rows,
+    k,
+    inner,
+    count,
+    source_outer,
+    source_inner,
+    source_row,
+    source_col,
+    target_row,
+    threshold,
+    most_field,
+    ROWS: gl.constexpr,
+    ALONG_K: gl.constexpr,
+    PARTS: gl.constexpr,
+    PAIRS: gl.constexpr,
+):
+    """Split the transpose of B; ``scale[matrix, piece, column]`` is what a piece is promoted with.
+
+    A column is flagged that has in a piece what is not finite, less than ``threshold`` when scaled,
+    or an exponent field above ``most_field``.
+    """
+    gdc_wait()
+    gdc_launch_dependents()
+    near: gl.constexpr = _near(ALONG_K, ROWS, gl.num_warps())
+    wide: gl.constexpr = _wide(ROWS, PIECE, gl.num_warps())
+    tiles = gl.cdiv(rows, ROWS)
+    pieces = gl.cdiv(k, PIECE)
+    for index in range(gl.program_id(0), tiles * pieces * count, gl.num_programs(0)):
+        matrix = index // (tiles * pieces)
+        piece = index // tiles % pieces
+        row = index % tiles * ROWS
+        i = row + gl.arange(0, ROWS, gl.SliceLayout(1, near))
+        j = piece * PIECE + gl.arange(0, PIECE, gl.SliceLayout(0, near))
+        x_at = source + _start(matrix, inner, source_outer, source_inner)
+        x_at += ((i >> PAIRS).to(gl.int64) * source_row)[:, None]
+        x_at += ((j >> PAIRS).to(gl.int64) * source_col)[None, :]
+        inside = (i < rows)[:, None] & (j < k)[None, :]
+        if PAIRS:
+            odd_i = (i & 1)[:, None]
+            odd_j = (j & 1)[None, :]
+            x = gl.load(x_at + (odd_i ^ odd_j), mask=inside, other=0.0)
+            x = gl.where(odd_j > odd_i, -x, x)
+        else:
+            x = gl.load(x_at, mask=inside, other=0.0)
+        bits = magnitude(x)
+        high = gl.max(bits, 1)
+        low = gl.min(gl.where(bits == 0, MAGNITUDE, bits), 1)
+        field, flagged = judge(high, low, threshold, LEAST_PIECE_FIELD, most_field)
+        gl.store(scale + (matrix * pieces + piece) * rows + i, power(field - 8), mask=i < rows)
+        gl.store(flag + matrix * rows + i, 1, mask=flagged & (i < rows))
+        at = target + (matrix.to(gl.int64) * PARTS * rows) * target_row
+        x = x * power(268 - field)[:, None]
+        _write(at, x, row, piece * PIECE, rows, target_row, PARTS, wide)
+
+
+@gluon.constexpr_function
+def _near(along_k, rows, warps):
+    """Return how a tile is read: a warp reads neighbours, along k or along rows."""
+    if along_k:
+        high = min(warps, rows)
+        return gl.BlockedLayout([1, 1], [1, 32], [high, warps // high], [1, 0])
+    high = min(warps, rows // 32)
+    return gl.BlockedLayout([1, 1], [32, 1], [high, warps // high], [0, 1])
+
+
+@gluon.constexpr_function
+def _wide(rows, depth, warps):
+    """Return how a tile is written: in vectors of 16 bytes along k."""
+    lanes = min(32, depth // 8)
+    high = max(1, min(warps, rows * lanes // 32))
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [high, warps // high], [1, 0])
+
+
+@gluon.jit
+def _start(matrix, inner, outer_step, inner_step):
+    outer = (matrix // inner).to(gl.int64) * outer_step
+    return outer + (matrix % inner).to(gl.int64) * inner_step
+
+
+@gluon.jit
+def _step(i, pairs, step):
+    return (i >> pairs).to(gl.int64) * step + (i & pairs)
+
+
+@gluon.jit
+def magnitude(x):
+    return x.to(gl.int32, bitcast=True) & MAGNITUDE
+
+
+@gluon.jit
+def power(field):
+    """Return the power of two of an exponent field."""
+    return (field << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def judge(high, low, threshold, LEAST: gl.constexpr, most):
+    """Return exponent fields to scale by, and what is flagged, from the bits of magnitudes."""
+    field = high >> 23
+    safe = gl.maximum(field, LEAST)
+    safe = gl.where(high == 0, ZERO_FIELD, safe)
+    least = low.to(gl.float32, bitcast=True) * power(268 - safe)
+    is_far = (high != 0) & ((field < LEAST) | (field > most))
+    return safe, (high >= INFINITY) | is_far | (least < threshold)
+
+
+@gluon.jit
+def _write(target, x, row, col, rows, target_row, PARTS: gl.constexpr, wide: gl.constexpr):
+    """Store a tile's parts."""
+    i = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, wide))
+    j = col + gl.arange(0, x.shape[1], gl.SliceLayout(0, wide))
+    at = target + (i.to(gl.int64) * target_row)[:, None] + j[None, :]
+    inside = (i < rows)[:, None] & (j < target_row)[None, :]
+    hi = x.to(gl.float16)
+    gl.store(at, gl.convert_layout(hi, wide), mask=inside)
+    if PARTS == 2:
+        lo = (x - hi.to(gl.float32)).to(gl.float16)
+        gl.store(at + rows.to(gl.int64) * target_row, gl.convert_layout(lo, wide), mask=inside)

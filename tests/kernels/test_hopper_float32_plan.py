@@ -1,0 +1,229 @@
+"""What is planned for float32 on Hopper, without running any of it: launches, places, parts."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewise.errors import BudgetError
+from tilewise.kernels.hopper_float32_plan import LEAST_K, Choice, Problem, choose
+from tilewise.kernels.hopper_plan import LONGEST_CHAIN, chains
+from tilewise.kernels.steps import Step, Strides, round_up
+from tilewise.numerics import schemes
+from tilewise.runtime.arguments import Number, Pointer, Tensor
+
+NAMES = ("split_rows", "split_pieces", "list_flagged", "multiply", "repair")
+
+
+def dense(rows: int, columns: int, *, by_rows: bool = True) -> Strides:
+    return Strides(0, 0, columns, 1) if by_rows else Strides(0, 0, 1, rows)
+
+
+def square(m: int, n: int, k: int, **more: object) -> Problem:
+    p = Problem(m=m, n=n, k=k, a=dense(m, k), b=dense(k, n), c=dense(m, n))
+    return replace(p, **more)  # type: ignore[arg-type]
+
+
+def stacked(outer: int, inner: int, m: int, n: int, k: int, shared: str = "") -> Problem:
+    def strides(name: str, rows: int, columns: int) -> Strides:
+        matrix = 0 if name == shared else rows * columns
+        return Strides(inner * matrix, matrix, columns, 1)
+
+    return Problem(
+        m=m,
+        n=n,
+        k=k,
+        a=strides("a", m, k),
+        b=strides("b", k, n),
+        c=strides("c", m, n),
+        outer=outer,
+        inner=inner,
+    )
+
+
+def places(step: Step) -> dict[str, tuple[int, int]]:
+    """Return each pointer of a launch: which of a, b, c and workspace, and the offset."""
+    return {
+        name: (step.operands[x.operand], x.offset_bytes)
+        for name, x in step.arguments.items()
+        if isinstance(x, Pointer | Tensor)
+    }
+
+
+def named(choice: Choice, start: str) -> Step:
+    return next(step for step in choice.steps if step.kernel.startswith(start))
+
+
+PROBLEMS = {
+    "tiles": square(256, 256, 512),
+    "odd": square(129, 131, 97),
+    "one row": square(1, 700, 64),
+    "by columns": square(300, 200, 1000, a=dense(300, 1000, by_rows=False)),
+    "beta": square(128, 128, 128, has_beta=True),
+    "long K": square(128, 128, LONGEST_CHAIN + 1),
+    "tf32": square(512, 512, 3000, precision="tf32"),
+    "complex": square(100, 100, 100, dtype="c64"),
+    "complex tf32": square(100, 100, 100, dtype="c64", precision="tf32"),
+    "batch": stacked(3, 5, 64, 70, 33),
+    "shared a": stacked(3, 5, 64, 70, 33, "a"),
+    "shared b": stacked(3, 5, 64, 70, 33, "b"),
+}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("why", PROBLEMS)
+def test_every_launch_is_of_a_kernel_with_those_arguments(why: str) -> None:
+    from tilewise.kernels import hopper_float32
+
+    variants = {variant.name: variant for variant in hopper_float32.variants()}
+    for step in choose(PROBLEMS[why]).steps:
+        variant = variants[step.kernel]
+        assert step.arguments.keys() == variant.signature.keys(), step.kernel
+        for name, x in step.arguments.items():
+            kind = variant.signature[name]
+            assert isinstance(x, Pointer) == kind.startswith("*"), (step.kernel, name)
+            assert isinstance(x, Tensor) == kind.startswith("tensordesc"), (step.kernel, name)
+            if isinstance(x, int) and kind == "i32":
+                assert -(2**31) <= x < 2**31, (step.kernel, name)
+        assert 0 < step.grid[0] < 2**31
+        assert step.numbers == sum(isinstance(x, Number) for x in step.arguments.values())
+
+
+@pytest.mark.parametrize("why", PROBLEMS)
+def test_what_is_in_the_workspace_does_not_overlap(why: str) -> None:
+    p = PROBLEMS[why]
+    choice = choose(p)
+    assert [any(step.kernel.startswith(name) for name in NAMES) for step in choice.steps]
+    reals = 2 if p.dtype == "c64" else 1
+    m, n, depth = p.m, p.n * reals, round_up(p.k * reals, schemes.PIECE)
+    a_rows = m * (p.outer if p.a.outer else 1) * (p.inner if p.a.inner else 1)
+    b_rows = n * (p.outer if p.b.outer else 1) * (p.inner if p.b.inner else 1)
+    parts = 1 if p.precision else 2
+    rows, pieces = named(choice, "split_rows"), named(choice, "split_pieces")
+    multiply, listed = named(choice, "multiply"), named(choice, "list_flagged")
+    sizes = {
+        places(rows)["target"]: 2 * parts * a_rows * depth,
+        places(rows)["scale"]: 4 * a_rows,
+        places(rows)["flag"]: 4 * a_rows,
+        places(pieces)["target"]: 2 * parts * b_rows * depth,
+        places(pieces)["scale"]: 4 * b_rows * depth // schemes.PIECE,
+        places(pieces)["flag"]: 4 * b_rows,
+        places(listed)["a_list"]: 4 * a_rows,
+        places(listed)["b_list"]: 4 * b_rows,
+        places(listed)["a_count"]: 4 * (a_rows // m),
+        places(listed)["b_count"]: 4 * (b_rows // n),
+        places(listed)["a_tile"]: 4 * (a_rows // m) * -(-m // 128),
+        places(listed)["b_tile"]: 4 * (b_rows // n) * -(-n // 128),
+    }
+    assert len(sizes) == 12
+    ends = sorted((at, at + size) for (operand, at), size in sizes.items() if operand == 3)
+    assert len(ends) == 12
+    for (_, end), (start, _) in itertools.pairwise([*ends, (choice.workspace_bytes,) * 2]):
+        assert end <= start
+    # What one launch writes, the next reads; what counts from zero is set to it.
+    assert places(multiply)["a"] == places(rows)["target"]
+    assert places(multiply)["b"] == places(pieces)["target"]
+    assert places(multiply)["a_scale"] == places(rows)["scale"]
+    assert places(multiply)["b_scale"] == places(pieces)["scale"]
+    assert places(multiply)["a_flagged"] == places(listed)["a_tile"]
+    assert places(multiply)["b_flagged"] == places(listed)["b_tile"]
+    cleared = places(rows)["cleared"][1]
+    clear_end = cleared + 4 * int(rows.arguments["clear_count"])  # type: ignore[arg-type]
+    for place in (places(listed)["a_count"], places(listed)["b_count"], places(pieces)["flag"]):
+        assert cleared <= place[1] < place[1] + sizes[place] <= clear_end
+    repaired = places(named(choice, "repair"))
+    for name in ("a_list", "b_list", "a_count", "b_count", "a_flag"):
+        assert repaired[name] == places(listed)[name]
+    assert [repaired[name] for name in "abc"] == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_tma_writes_only_what_it_can() -> None:
+    def way(p: Problem) -> str:
+        return named(choose(p), "multiply").kernel
+
+    assert way(square(200, 200, 200)) == "multiply_2"
+    assert way(square(200, 200, 200, precision="tf32")) == "multiply_1"
+    assert way(square(200, 102, 200, dtype="c64")) == "multiply_2"
+    for p in (
+        square(200, 201, 200),
+        square(200, 200, 200, has_beta=True),
+        square(200, 200, 200, c=Strides(0, 0, 201, 1)),
+        square(200, 200, 200, c=Strides(0, 0, 400, 2)),
+        square(200, 200, 200, c=Strides(0, 0, -200, 1)),
+        square(200, 200, 200, c=Strides(0, 0, 200, 1, is_aligned=False)),
+        square(200, 101, 200, dtype="c64", c=Strides(0, 0, 101, 1)),
+        square(200, 200, 200, c=dense(200, 200, by_rows=False)),
+    ):
+        assert way(p) == "multiply_any_2", p
+
+
+def test_bits_depend_on_k_alone() -> None:
+    for k in (LEAST_K, 100, LONGEST_CHAIN, LONGEST_CHAIN + 1, 300000):
+        seen = set()
+        for m, n in ((1, 1), (64, 9000), (5000, 130)):
+            choice = choose(square(m, n, k))
+            multiply, repair = named(choice, "multiply"), named(choice, "repair")
+            thresholds = {
+                named(choice, "split_rows").arguments["threshold"],
+                named(choice, "split_pieces").arguments["threshold"],
+            }
+            seen.add((*thresholds, multiply.arguments["chain_k"], repair.arguments["chain_k"]))
+        threshold, chain = float(schemes.fp16x3_threshold(k)), chains(k)[1]
+        assert seen == {(threshold, chain, chain)}
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 700),
+    st.integers(1, 700),
+    st.integers(32, 300),
+    st.integers(1, 12),
+)
+@settings(max_examples=40, deadline=None)
+def test_parts_within_a_budget_cover_all_of_c_once(
+    outer: int, inner: int, m: int, n: int, k: int, share: int
+) -> None:
+    p = stacked(outer, inner, m, n, k)
+    whole = choose(p)
+    limit = whole.workspace_bytes // share
+    try:
+        parts = choose(p, workspace_bytes=limit)
+    except BudgetError:
+        assert share > 1
+        return
+    assert parts.workspace_bytes <= limit
+    covered: dict[tuple[int, int], int] = {}
+    for step in parts.steps:
+        if step.kernel.startswith("repair"):
+            x = step.arguments
+            first = places(step)["c"][1] // 4
+            matrices, inside = int(x["matrices"]), int(x["inner"])  # type: ignore[arg-type]
+            for matrix in range(matrices):
+                at = first + matrix // inside * p.c.outer + matrix % inside * p.c.inner
+                assert (at, at) not in covered
+                key = (at // (m * n), at % (m * n))
+                covered[key] = int(x["m"]) * int(x["n"])  # type: ignore[arg-type]
+    assert sum(covered.values()) == outer * inner * m * n
+    if share == 1:
+        assert parts == whole
+
+
+def test_a_budget_too_small_is_refused_with_what_it_takes() -> None:
+    with pytest.raises(BudgetError, match=r"100x100 by 100x100 takes at least .* of workspace"):
+        choose(square(100, 100, 100), workspace_bytes=1000)
+
+
+def test_larger_products_are_expected_to_take_longer() -> None:
+    times = [choose(square(n, n, n)).expected_us for n in (512, 1024, 2048, 4096, 8192)]
+    assert times == sorted(times)
+    # Measured on an H200: 4.75 ms at 8192, 0.65 ms at 4096.
+    assert 4000 < times[4] < 6000
+    assert 550 < times[3] < 800
+    half = choose(square(8192, 8192, 8192, precision="tf32")).expected_us
+    assert half < 0.6 * times[4]

@@ -18,7 +18,7 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-from tests.kernels import interpreter
+from tests.kernels import interpreter, mapped
 from tests.kernels.products import (
     ALL,
     COMPLEX,
@@ -42,6 +42,9 @@ from tilewise.numerics.dtypes import product_dtype
 
 Variants = dict[str, Any]
 
+#: Kernels that are not interpreted.
+MAPPED = {kernel.name: kernel for kernel in portable_table.KERNELS if kernel.is_mapped}
+
 
 @pytest.fixture(scope="module")
 def variants() -> Iterator[Variants]:
@@ -49,8 +52,11 @@ def variants() -> Iterator[Variants]:
     modules = interpreter.interpreted("tilewise.kernels.packing", "tilewise.kernels.portable")
     portable = modules[1]
     small = [
-        replace(kernel, tile=(32, 32, 128 if "fp8" in kernel.dtype else 16))
+        kernel
+        if kernel.is_mapped
+        else replace(kernel, tile=(32, 32, 128 if "fp8" in kernel.dtype else 16))
         for kernel in portable_table.KERNELS
+        if not kernel.is_mapped or kernel.tile[0] == 64
     ]
     # With equal tiles, some of them are the same kernel.
     kernels = tuple({kernel.name: kernel for kernel in small}.values())
@@ -81,7 +87,13 @@ def run(
         numbers = [x.real for x in factors] + [x.imag for x in factors]
     for step in way.steps:
         given = [addresses[operand] for operand in step.operands]
-        interpreter.run(variants[step.kernel], step.grid[0], step.arguments, given, numbers)
+        kernel = MAPPED.get(step.kernel)
+        if kernel is not None:
+            mapped.multiply(kernel, step.grid[0], step.arguments, given)
+        elif step.kernel.startswith("pack_bytes"):
+            mapped.pack(step.kernel, step.grid[0], step.arguments, given)
+        else:
+            interpreter.run(variants[step.kernel], step.grid[0], step.arguments, given, numbers)
     assert (raw[:start] == 0xFF).all()
     assert (raw[start + way.workspace_bytes :] == 0xFF).all(), "written beyond the workspace"
 

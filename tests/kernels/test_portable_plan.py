@@ -122,7 +122,36 @@ def test_large_products_go_to_fast_kernels_and_small_ones_in_one_launch() -> Non
     ):
         assert choose(problem(8192, 8192, 8192, dtype)).steps[-1].kernel == kernel
         assert len(choose(problem(100, 100, 100, dtype)).steps) == 1
-    assert choose(problem(8192, 8192, 8192, "int8", "int32")).steps[-1].kernel == "i8_nt_128x256_16"
+    for dtype, result, kernel in (
+        ("int8", "int32", "i8_nt_192x128_mapped"),
+        ("float8_e5m2", "float32", "fp8e5_nt_192x128_mapped"),
+    ):
+        assert choose(problem(8192, 8192, 8192, dtype, result)).steps[-1].kernel == kernel
+    blackwell = choose(problem(8192, 8192, 8192, "int8", "int32"), capability=(10, 0))
+    assert blackwell.steps[-1].kernel == "i8_nt_128x256_16"
+
+
+def test_hopper_copies_bytes_only_where_no_map_describes_them() -> None:
+    by_k = replace(problem(1024, 1024, 1024, "int8", "int32"), b=Strides(0, 0, 1, 1024))
+    assert [step.kernel for step in choose(by_k).steps] == ["i8_nt_64x128_mapped"]
+    for a, b, copies in (
+        (Strides(0, 0, 1024, 1), Strides(0, 0, 1024, 1), ["n4"]),
+        (Strides(0, 0, 1, 1024), Strides(0, 0, 1, 1024), ["n4"]),
+        (Strides(0, 0, 1032, 1), Strides(0, 0, 1, 1024, is_aligned=False), ["k4", "k1"]),
+        (Strides(0, 0, 1, 1029), Strides(0, 0, 1029, 1), ["n1", "n1"]),
+    ):
+        *packs, last = choose(replace(by_k, a=a, b=b)).steps
+        assert [step.kernel for step in packs] == [f"pack_bytes_{copy}" for copy in copies]
+        assert [step.arguments["is_second"] for step in packs] == [0, 1][: len(packs)]
+        assert last.kernel == "i8_nt_64x128_mapped"
+
+
+def test_hoppers_float8_kernels_leave_out_a_k_whose_pieces_they_cannot_step_through() -> None:
+    for k, is_mapped in ((16384, True), (100_000, True), (204_800, False)):
+        assert is_mapped == (chains(k)[1] % 128 == 0)
+        ways = every_way(problem(64, 64, k, "float8_e4m3fn"))
+        kernels = {step.kernel for way in ways for step in way.steps}
+        assert any(kernel.endswith("_mapped") for kernel in kernels) == is_mapped
 
 
 def test_what_is_built_computes_on_the_units_that_there_are() -> None:
@@ -136,6 +165,8 @@ def test_what_is_built_computes_on_the_units_that_there_are() -> None:
             built = there[kernel.name, "sm_90a"]
             unit = units.get(kernel.dtype, "QGMMA")
             assert built.instructions[unit] > 0, kernel.name
+            copied = built.instructions.keys() & {"UTMALDG", "UTMASTG"}
+            assert len(copied) == (2 if kernel.is_mapped else 0), kernel.name
             assert kernel.dtype != "fp64" or built.rewritten == built.instructions["DMMA"]
     for (name, target), built in there.items():
         assert built.stack_bytes == 0, (name, target)

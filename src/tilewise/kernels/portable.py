@@ -4,8 +4,9 @@ Three kernels multiply or finish a product: `multiply` sums one tile of C in one
 whatever unit the compiler has for the type; `multiply_integers` is its plain twin for integers of
 any width; `finish` adds up the parts of a product that was cut along K, and does what the others
 leave out: alpha, beta, other result types, any strides. The copies that bring an operand into the
-order a kernel reads fastest are in ``packing``; what is compiled is in ``portable_table``, and what
-runs when in ``portable_plan``.
+order a kernel reads fastest are in ``packing``; what multiplies int8 and float8 on Hopper is in
+``hopper_bytes``. What is compiled is in ``portable_table``, and what runs when in
+``portable_plan``.
 
 Offsets are 64 bits wide everywhere; the grid has one dimension. Nothing outside an operand is read,
 and every element of C is written once, by one thread.
@@ -456,13 +457,16 @@ def _write_integer(c, at, total, is_in, alpha, beta, size):
 
 def variants() -> tuple[Variant, ...]:
     """Return all portable kernels, each with the targets it is compiled for."""
+    from . import hopper_bytes  # in Gluon, which has no interpreter
+
     finished = [_finish_variant(sums, False) for sums in ("fp32", "fp64", "i32")]
     finished += [_finish_variant(sums, True) for sums in ("fp32", "fp64")]
     packed = [_pack_variant(target, False) for target in ("u8", "fp16", "bf16", "fp32", "fp64")]
     packed += [_pack_variant(target, True) for target in ("fp32", "fp64")]
     tile = dict.fromkeys(("TILE_M", "TILE_N", "TILE_K"), INTEGERS_TILE)
     return (
-        *(_multiply_variant(kernel) for kernel in KERNELS),
+        *(_multiply_variant(kernel) for kernel in KERNELS if not kernel.is_mapped),
+        *hopper_bytes.variants(),
         _variant("integers", multiply_integers, dict.fromkeys("abc", "*u8"), tile),
         *finished,
         *packed,

@@ -2,8 +2,8 @@
 
 Pure: shapes, types and strides in; names, grids and arguments out. Every product has at least one
 way here, on every architecture, and `choose` takes the one that is expected to be done first. What
-a way consists of is put together in ``portable_steps``; the device code is in ``portable`` and
-``packing``.
+a way consists of is put together in ``portable_steps``; the device code is in ``portable``,
+``packing`` and, for int8 and float8 on Hopper, ``hopper_bytes``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tilewise.errors import BudgetError, DTypeError
 
 from . import targets_for
 from .hopper_plan import chains
-from .portable_steps import Problem, Steps
+from .portable_problem import Problem
+from .portable_steps import Steps
 from .portable_table import KERNELS, STORED, Kernel
 from .steps import Step, round_up
 
@@ -31,6 +32,7 @@ Way = Callable[[Steps], None]
 _REAL = {"fp32": "float32", "fp64": "float64"}
 _COMPLEX = {"fp32": "complex64", "fp64": "complex128"}
 _EXACT_TERMS = 2**17 - 128  # products of int8 whose sum an int32 holds in any case
+_MOST_COUNTED = 2**31 - 2**10  # by 32 bits, a tile or a step at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,7 @@ def _ways(p: Problem, targets: tuple[str, ...]) -> list[Way]:
     if dtype.startswith("fp8") and all(kernel.dtype != dtype for kernel in kernels):
         dtype = "fp16"  # which holds every float8; its products are summed in float32 too
     kernels = [kernel for kernel in kernels if kernel.dtype == dtype]
+    kernels = [kernel for kernel in kernels if not kernel.is_mapped or _can_map(p, kernel)]
     if p.k == 0:
         return [partial(_finish_nothing, sums=kernels[0].sums, is_complex=is_complex)]
     if dtype == "i8":
@@ -142,6 +145,19 @@ def _ways(p: Problem, targets: tuple[str, ...]) -> list[Way]:
     if not (is_complex and p.a_dtype == p.b_dtype == _COMPLEX[dtype]):
         kernels = [kernel for kernel in kernels if not kernel.is_complex]
     return [partial(_multiply_floats, kernel=each, is_complex=is_complex) for each in kernels]
+
+
+def _can_map(p: Problem, kernel: Kernel) -> bool:
+    """Whether a product is one for ``hopper_bytes``, which counts in 32 bits and steps along K.
+
+    The limbs of a number, 9 at most, lie along K.
+    """
+    tile_m, tile_n, tile_k = kernel.tile
+    terms = p.k + 16 if kernel.sums == "fp32" else 9 * (p.k + 16)
+    tiles = math.ceil(p.m / tile_m) * math.ceil(p.n / tile_n) * p.outer * p.inner
+    parts, depth = chains(p.k) if kernel.sums == "fp32" else (terms // _EXACT_TERMS + 132, tile_k)
+    is_whole = parts == 1 or depth % tile_k == 0
+    return is_whole and max(p.m, p.n, terms, tiles * parts) < _MOST_COUNTED
 
 
 def _folded(p: Problem) -> Problem:
@@ -239,10 +255,14 @@ def _multiply_limbs(steps: Steps, kernel: Kernel) -> None:
     is_read_as_it_is = is_single and a.suits(kernel, True) and b.suits(kernel, True)
     if kernel.vector < 16 and not is_read_as_it_is:
         steps.us = math.inf  # what is packed can be read in whole vectors
-    if not (is_single and a.suits(kernel, True)):
-        a = steps.pack_limbs(a, a_limbs, is_reversed=False)
-    if not (is_single and b.suits(kernel, True)):
-        b = steps.pack_limbs(b, b_limbs, is_reversed=True)
+    if is_single and kernel.is_mapped:
+        a = a if a.suits(kernel, True) else steps.pack(a, kernel, True, False)
+        b = b if b.suits(kernel, True) else steps.pack(b, kernel, True, False)
+    else:
+        if not (is_single and a.suits(kernel, True)):
+            a = steps.pack_limbs(a, a_limbs, is_reversed=False)
+        if not (is_single and b.suits(kernel, True)):
+            b = steps.pack_limbs(b, b_limbs, is_reversed=True)
     steps.why.append(f"{kernel.name} on {a_limbs} by {b_limbs} bytes")
     plane = p.k if is_single else round_up(p.k, 16)
     powers = min(a_limbs + b_limbs - 1, max(size, 1))

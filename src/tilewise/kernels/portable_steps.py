@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tilewise.runtime.launch import Number, Pointer
+from tilewise.runtime.arguments import Argument, Number, Pointer
 
-from .portable_table import FINISH_TILE, INTEGERS_TILE, PACK_TILES, STORED, Kernel, fixed_arguments
+from .portable_problem import Operand, Problem
+from .portable_table import (
+    BYTES_TILES,
+    FINISH_TILE,
+    INTEGERS_TILE,
+    PACK_TILES,
+    STORED,
+    Kernel,
+    fixed_arguments,
+)
 from .steps import Step, Strides, round_up
 
-__all__ = ["Chunk", "Operand", "Problem", "Steps"]
+__all__ = ["Chunk", "Steps"]
 
-Argument = Number | Pointer | float
-
-#: NumPy's names of types, and that of the kernels which read them as they are.
-_READ_BY = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
-_READ_BY |= {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
-_READ_BY |= {"int8": "i8", "uint8": "i8", "bool": "i8"}
-_READ_BY |= {"complex64": "fp32_complex", "complex128": "fp64_complex"}
 _BYTES = {"u8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8, "i32": 4}
 
 _GRAIN = 256  # of places in the workspace
@@ -32,90 +34,9 @@ _SUMS_BYTES = 512 << 20  # that lie apart at a time: a part of C of this size fi
 _MOST_PROGRAMS = 2**31 - 1
 
 _LAUNCH_US = 2.5
+_EARLY_US = 1.0  # of a launch that the next one does not wait for
 _BYTES_PER_US = 4.0e6  # copied on an H200, read and written
 _INTEGERS_RATE = 0.2  # of `portable.multiply_integers`, as `Kernel.rate`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """C = alpha·A·B + beta·C over two batch axes, a: m×k, b: k×n, c: m×n.
-
-    Types go by their NumPy names. Strides are in elements, of any size and sign; ``is_aligned``
-    speaks of 16 bytes, and elements are aligned to their own size. ``updates`` says that alpha may
-    be other than 1, or beta other than 0: launches are then given them as `Number` 0 and 1, and
-    their imaginary parts, where C is complex, as 2 and 3.
-    """
-
-    m: int
-    n: int
-    k: int
-    a: Strides
-    b: Strides
-    c: Strides
-    a_dtype: str
-    b_dtype: str
-    c_dtype: str
-    outer: int = 1
-    inner: int = 1
-    updates: bool = False
-
-    @property
-    def transposed(self) -> Problem:
-        """The same product as Cᵀ = Bᵀ·Aᵀ."""
-        return replace(
-            self,
-            m=self.n,
-            n=self.m,
-            a=self.b.transposed,
-            b=self.a.transposed,
-            c=self.c.transposed,
-            a_dtype=self.b_dtype,
-            b_dtype=self.a_dtype,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operand:
-    """A stack of matrices of rows×cols in memory: a, c, or b transposed, so that k is last.
-
-    ``dtype`` is NumPy's name of what it was; ``item_bytes`` are those of an element as it is.
-    """
-
-    pointer: Pointer
-    strides: Strides
-    rows: int
-    cols: int
-    dtype: str
-    item_bytes: int
-
-    @property
-    def is_by_rows(self) -> bool:
-        """Whether what follows in memory is mostly of the same row."""
-        near, far = abs(self.strides.col), abs(self.strides.row)
-        return self.cols > 1 and (far == 0 or 0 < near <= far)
-
-    def suits(self, kernel: Kernel, by_rows: bool) -> bool:
-        """Whether a kernel can read it as it is, along its rows or else its columns."""
-        is_read = _READ_BY.get(self.dtype) == kernel.dtype + "_complex" * kernel.is_complex
-        if kernel.order == "any" or not is_read:
-            return is_read
-        s, v = self.strides, kernel.vector
-        near, near_step, far_step = self.cols, s.col, s.row
-        if not by_rows:
-            near, near_step, far_step = self.rows, s.row, s.col
-        is_whole = not any(step % v for step in (near, far_step, s.outer, s.inner))
-        return s.is_aligned and near_step == 1 and is_whole
-
-    def at(self, outer: int = 0, inner: int = 0, row: int = 0, col: int = 0) -> Pointer:
-        """Return the address of an element."""
-        s = self.strides
-        elements = outer * s.outer + inner * s.inner + row * s.row + col * s.col
-        offset = self.pointer.offset_bytes + elements * self.item_bytes
-        return Pointer(self.pointer.operand, offset)
-
-    def from_column(self, col: int) -> Operand:
-        """Return the operand without its first columns."""
-        return replace(self, pointer=self.at(col=col))
 
 
 class Chunk(NamedTuple):
@@ -173,6 +94,8 @@ class Steps:
 
     def c_suits(self, kernel: Kernel) -> bool:
         """Say whether an ordered kernel can write C where it is."""
+        if kernel.is_mapped:  # TMA writes whole vectors, over what lies behind a row
+            return self.c.is_mappable and self.c.cols % kernel.c_vector == 0
         s, v = self.c.strides, kernel.c_vector
         is_whole = not any(step % v for step in (s.row, s.outer, s.inner))
         return s.col == 1 and (v == 1 or (s.is_aligned and is_whole))
@@ -182,9 +105,11 @@ class Steps:
 
         ``is_expanded``: real numbers take the place of complex ones, two of a along k, four of b.
         """
+        if kernel.is_mapped and 1 in (x.strides.row, x.strides.col):
+            return self._pack_bytes(x)
         col_pairs = int(is_expanded)
         row_pairs = int(is_expanded and x is self.b)
-        target = "u8" if kernel.dtype.startswith("fp8") else kernel.dtype
+        target = kernel.dtype if kernel.dtype in PACK_TILES else "u8"
         extra: dict[str, Argument] = {}
         if target != "u8":
             extra = _named("stored size sign", *STORED[x.dtype], _sign_bit(x.dtype))
@@ -248,7 +173,13 @@ class Steps:
         for chunk in self._chunks(self.tiles(kernel) * parts, parts * row * item_bytes):
             matrix = chunk.rows * row
             strides = Strides(outer=matrix * chunk.inner, inner=matrix, row=row, col=1)
-            sums = replace(self.c, pointer=Pointer(3, place), strides=strides, dtype=kernel.sums)
+            sums = replace(
+                self.c,
+                pointer=Pointer(3, place),
+                strides=strides,
+                dtype=kernel.sums,
+                item_bytes=item_bytes,
+            )
             needed = round_up(parts * chunk.matrices * matrix * item_bytes, _GRAIN)
             self.workspace_bytes = max(self.workspace_bytes, place + needed)
             self._multiply(kernel, a, b, sums, chunk, terms, parts, depth, is_complex)
@@ -365,6 +296,41 @@ class Steps:
         )
         return replace(copy, pointer=place, strides=strides)
 
+    def _pack_bytes(self, x: Operand) -> Operand:
+        """Launch a copy of bytes, whose rows or columns have the unit stride, for tensor maps."""
+        s = x.strides
+        outer = self.problem.outer if s.outer else 1
+        inner = self.problem.inner if s.inner else 1
+        along, near, far_step = ("k", x.cols, s.row) if s.col == 1 else ("n", x.rows, s.col)
+        is_whole = not any(size % 4 for size in (near, far_step, s.outer, s.inner))
+        vector = 4 if s.is_aligned and is_whole else 1
+        # Rows that straddle lines are read more slowly, and short ones are not worth the memory.
+        row = round_up(x.cols, 128 if x.cols >= 512 else 16)
+        place = Pointer(3, self.workspace_bytes)
+        copied_bytes = outer * inner * x.rows * row
+        self.workspace_bytes += round_up(copied_bytes, _GRAIN)
+        programs = math.prod(_tiles(x.rows, x.cols, *BYTES_TILES[along])) * outer * inner
+        read_bytes = outer * inner * x.rows * x.cols
+        self._take((read_bytes + copied_bytes) / _BYTES_PER_US, _EARLY_US)
+        self.why.append(f"{'b' if x is self.b else 'a'} is packed")
+        if not self._is_draft:
+            is_second = bool(self.steps) and self.steps[-1].kernel.startswith("pack_bytes")
+            arguments = (
+                _named("source target rows columns", x.pointer, place, x.rows, x.cols)
+                | _named("inner target_row is_second", inner, row, int(is_second))
+                | _stepped("source", s)
+            )
+            del arguments["source_col" if along == "k" else "source_row"]
+            self.steps.append(Step.of(f"pack_bytes_{along}{vector}", programs, arguments))
+        matrix = x.rows * row
+        strides = Strides(
+            outer=matrix * inner if s.outer else 0,
+            inner=matrix if s.inner else 0,
+            row=row,
+            col=1,
+        )
+        return replace(x, pointer=place, strides=strides)
+
     def _chunks(self, programs: int, row_bytes: int = 0) -> Iterator[Chunk]:
         """Cut C such that a grid holds the programs of a chunk, and the workspace its sums.
 
@@ -412,6 +378,9 @@ class Steps:
         self._take(self._multiply_us(programs, 2 * tile_terms, kernel.rate))
         if self._is_draft:
             return
+        if kernel.is_mapped:
+            self._multiply_mapped(kernel, a, b, c, chunk, terms, parts, depth)
+            return
         a_steps, b_steps, c_steps = a.strides, b.strides.transposed, c.strides
         if is_complex and not is_apart:
             c_steps = replace(_doubled(c_steps), col=c_steps.col)
@@ -434,6 +403,46 @@ class Steps:
         fixed = fixed_arguments(kernel)
         given = {name: value for name, value in arguments.items() if name not in fixed}
         self.steps.append(Step.of(kernel.name, programs, given))
+
+    def _multiply_mapped(
+        self,
+        kernel: Kernel,
+        a: Operand,
+        b: Operand,
+        c: Operand,
+        chunk: Chunk,
+        terms: int,
+        parts: int,
+        depth: int,
+    ) -> None:
+        """Launch a kernel of ``hopper_bytes`` over a chunk."""
+        a = replace(a, pointer=a.at(*chunk.start), rows=chunk.rows, cols=terms)
+        b = replace(b, pointer=b.at(*chunk.start[:2]), cols=terms)
+        c = replace(c, rows=chunk.rows)
+        batch = chunk.outer, chunk.inner
+        if c.pointer.operand == 2:
+            c_map = replace(c, pointer=c.at(*chunk.start)).tensor(*batch)
+        elif parts == 1:
+            c_map = replace(c, cols=c.strides.row).tensor(*batch)
+        else:
+            matrix = chunk.rows * c.strides.row
+            strides = replace(c.strides, outer=matrix * chunk.matrices, inner=matrix)
+            c = replace(c, cols=c.strides.row, strides=strides)
+            c_map = c.tensor(parts, chunk.matrices)
+        tile_m, tile_n, _ = kernel.tile
+        programs = math.prod(_tiles(chunk.rows, b.rows, tile_m, tile_n)) * chunk.matrices * parts
+        arguments = (
+            _named("a b c", a.tensor(*batch), b.tensor(*batch), c_map)
+            | _named("m n k", chunk.rows, b.rows, terms)
+            | _named("outer inner", *batch)
+            | _named("a_outer a_inner", int(a.strides.outer > 0), int(a.strides.inner > 0))
+            | _named("b_outer b_inner", int(b.strides.outer > 0), int(b.strides.inner > 0))
+            | _named("parts depth", parts, depth)
+            # A wave of tiles about as wide as it is high reads the least of a and b.
+            | _named("group", max(1, round(math.sqrt(self.multiprocessors * tile_n / tile_m))))
+        )
+        blocks = min(programs, self.multiprocessors)
+        self.steps.append(Step.of(kernel.name, blocks, arguments))
 
     def _finish(
         self,
@@ -483,9 +492,9 @@ class Steps:
         """Return how long the busiest multiprocessor takes for its programs."""
         return math.ceil(programs / self.multiprocessors) * work * 132 / (rate * 1e6)
 
-    def _take(self, us: float) -> None:
+    def _take(self, us: float, launch_us: float = _LAUNCH_US) -> None:
         """Count the time of a launch."""
-        self.us += us + _LAUNCH_US
+        self.us += us + launch_us
 
 
 def _named(names: str, *values: Any) -> dict[str, Argument]:

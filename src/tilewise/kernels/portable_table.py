@@ -1,7 +1,7 @@
 """What portable kernels there are, and what each relies on: one table for compiler and planner.
 
-Pure data. The device code is in ``portable`` and ``packing``; which kernel runs when is decided in
-``portable_plan``.
+Pure data. The device code is in ``portable``, ``packing`` and ``hopper_bytes``; which kernel runs
+when is decided in ``portable_plan``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "BYTES_TILES",
     "EVERYWHERE",
     "FINISH_TILE",
     "INTEGERS_TILE",
@@ -32,6 +33,8 @@ _WITH_FLOAT8 = ("sm_89", "sm_90a", "sm_100a", "sm_120a")
 INTEGERS_TILE = 16
 FINISH_TILE = (2, 64)
 PACK_TILES = {"u8": 128, "limbs": 64, "fp16": 64, "bf16": 64, "fp32": 64, "fp64": 64}
+#: Rows and columns of `hopper_bytes.pack_bytes`, by whether it reads along K or across.
+BYTES_TILES = {"k": (16, 512), "n": (128, 128)}
 
 #: How numbers of NumPy's types are stored, as the kernels ask for it, and their bytes; of complex
 #: ones, each part.
@@ -49,6 +52,7 @@ class Kernel:
     k and n, "nt" k and k, "tn" m and n, "any" reads any strides. ``vector`` elements are read at
     once: addresses, strides and the size along rows are multiples of that; so are C's of
     ``c_vector``. ``rate``, in 10^12 operations a second, is what an H200 does of large squares.
+    Where it ``is_mapped``, operands and C go through tensor maps, and it is in ``hopper_bytes``.
     """
 
     dtype: str
@@ -61,12 +65,14 @@ class Kernel:
     c_vector: int = 1
     registers: int | None = None
     is_complex: bool = False
+    is_mapped: bool = False
     targets: tuple[str, ...] = EVERYWHERE
 
     @property
     def name(self) -> str:
         kind = f"{self.dtype}_complex" if self.is_complex else self.dtype
-        return f"{kind}_{self.order}_{self.tile[0]}x{self.tile[1]}_{self.vector}"
+        how = "mapped" if self.is_mapped else self.vector
+        return f"{kind}_{self.order}_{self.tile[0]}x{self.tile[1]}_{how}"
 
     @property
     def sums(self) -> str:
@@ -78,6 +84,30 @@ class Kernel:
         """NumPy's name of the other type it can write: that of its operands."""
         return {"fp16": "float16", "bf16": "bfloat16"}.get(self.dtype)
 
+
+def _mapped(dtype: str, tile_m: int, stages: int, rate: float) -> Kernel:
+    """Return a kernel of ``hopper_bytes``; stages fill the shared memory beside the sums."""
+    tile = (tile_m, 128, 128)
+    return Kernel(
+        dtype,
+        "nt",
+        tile,
+        4,
+        stages,
+        rate,
+        vector=16,
+        c_vector=4,
+        is_mapped=True,
+        targets=("sm_90a",),
+    )
+
+
+#: Rows of the tiles, stages and rates of the kernels in ``hopper_bytes``.
+_MAPPED = {
+    "i8": ((192, 4, 1430), (128, 5, 1400), (64, 8, 1140)),
+    "fp8e4nv": ((192, 4, 1300), (128, 5, 1200), (64, 8, 900)),
+    "fp8e5": ((192, 4, 1300), (128, 5, 1200), (64, 8, 900)),
+}
 
 #: All kernels of a type walk K in the same steps: padding with zeros may turn -0 into 0.
 KERNELS = (
@@ -109,7 +139,8 @@ KERNELS = (
     Kernel("i8", "nt", (128, 256, 128), 8, 3, 1040, vector=16, targets=_MUCH_SHARED),
     Kernel("i8", "nt", (128, 128, 128), 8, 3, 850, vector=16),
     Kernel("i8", "nt", (64, 64, 128), 4, 4, 700, vector=16),
-    Kernel("i8", "nt", (64, 64, 128), 4, 4, 450, vector=8, targets=_BUT_SM_100),
+    Kernel("i8", "nt", (64, 64, 128), 4, 4, 380, vector=8, targets=_BUT_SM_100),
+    *(_mapped(dtype, *tile) for dtype, tiles in _MAPPED.items() for tile in tiles),
 )
 
 

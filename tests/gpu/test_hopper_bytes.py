@@ -14,7 +14,7 @@ import pytest
 import tilewise as tw
 from tests.conftest import missing
 from tests.gpu.test_portable import check, run, ways
-from tests.kernels.products import full_range, named, placed, poison, reference, whole
+from tests.kernels.products import full_range, named, placed, poison, whole
 from tilewise import kernels
 from tilewise.errors import DeviceError
 from tilewise.runtime import device
@@ -40,7 +40,7 @@ def test_A5_int8_around_the_sides_of_tiles(orders: str) -> None:
         margin = (16, 8, 3)[number % 3]
         a, _ = placed(full_range(rng, (m, k), "int8"), orders[0], margin)
         b, _ = placed(full_range(rng, (k, n), "int8"), orders[1], margin)
-        for result in ("int8", "int32", "int64"):
+        for result in ("int32", ("int8", "int64")[number % 2]):
             check(a, b, result, order="CF"[number % 2], margin=margin)
 
 
@@ -89,7 +89,7 @@ def test_E9_calls_in_a_row_do_not_meet_in_the_workspace(m: int, n: int, k: int) 
     products: list[tuple[Any, Any, Any, Any]] = []
     for _ in range(3):
         a, b = full_range(rng, (m, k), "int8"), full_range(rng, (k, n), "int8")
-        exact = torch.from_numpy(reference(a, b, np.dtype(np.int32))).cuda()
+        exact = torch.from_numpy((a.astype(np.float64) @ b.astype(np.float64)).astype("i4")).cuda()
         out = torch.empty(m, n, dtype=torch.int32, device="cuda")
         products.append((torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda(), out, exact))
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")

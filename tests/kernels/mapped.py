@@ -53,28 +53,39 @@ def multiply(
 
 def pack(name: str, blocks: int, arguments: Mapping[str, Any], addresses: Sequence[int]) -> None:
     """Do what `pack_bytes` does."""
-    x, along, vector = arguments, name[-2], int(name[-1])
+    vector = int(name.rpartition("_")[2])
+    first = arguments["first_blocks"]
+    assert 0 < first <= blocks
+    for job, count in (("first", first), ("second", blocks - first)):
+        prefix = f"{job}_"
+        given = {
+            key.removeprefix(prefix): value
+            for key, value in arguments.items()
+            if key.startswith(prefix)
+        }
+        if count:
+            _pack(vector, count, given, addresses)
+
+
+def _pack(vector: int, blocks: int, x: Mapping[str, Any], addresses: Sequence[int]) -> None:
     rows, columns, inner, pitch = (x[key] for key in ("rows", "columns", "inner", "target_row"))
-    unit = "source_col" if along == "k" else "source_row"
-    steps = [{**x, unit: 1}[f"source_{axis}"] for axis in ("outer", "inner", "row", "col")]
-    high, wide = BYTES_TILES[along]
+    steps = [x["outer_step"], x["inner_step"], x["far_step"]]
+    high, wide = BYTES_TILES["k" if x["along"] else "n"]
     matrices, rest = divmod(blocks, -(-rows // high) * -(-columns // wide))
     assert rest == 0
     assert matrices % inner == 0
     assert pitch % 16 == 0
     assert pitch >= columns
-    start = _address(x["source"], addresses)
-    assert start % vector == 0
-    near = columns if along == "k" else rows
-    assert not any(size % vector for size in (near, *steps) if size != 1)
+    source, target = (_address(x[key], addresses) for key in ("source", "target"))
+    assert source % vector == 0
+    assert target % 16 == 0
+    assert not any(size % vector for size in (columns if x["along"] else rows, *steps))
+    steps.insert(3 if x["along"] else 2, 1)
     shape = (matrices // inner, inner, rows, columns)
     place = (inner * rows * pitch, rows * pitch, pitch, 1)
-    target = _address(x["target"], addresses)
-    assert target % 16 == 0
-    _view(target, (*shape[:3], pitch), place, np.dtype(np.uint8))[...] = 0x55  # not defined
-    _view(target, shape, place, np.dtype(np.uint8))[...] = _view(
-        start, shape, steps, np.dtype(np.uint8)
-    )
+    kind = np.dtype(np.uint8)
+    _view(target, (*shape[:3], pitch), place, kind)[...] = 0x55  # what pads is not defined
+    _view(target, shape, place, kind)[...] = _view(source, shape, steps, kind)
 
 
 def _operand(x: Mapping[str, Any], name: str, kind: np.dtype[Any], addresses: Any) -> Array:

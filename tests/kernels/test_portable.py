@@ -36,7 +36,7 @@ from tests.kernels.products import (
     whole,
     wrapped,
 )
-from tilewise.kernels import portable_plan, portable_steps, portable_table
+from tilewise.kernels import portable_plan, portable_table
 from tilewise.kernels.portable_steps import Steps
 from tilewise.numerics.dtypes import product_dtype
 
@@ -63,8 +63,8 @@ def variants() -> Iterator[Variants]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(portable, "KERNELS", kernels)
         patch.setattr(portable_plan, "KERNELS", kernels)
-        for module in (portable, portable_steps):
-            patch.setattr(module, "FINISH_TILE", (32, 32))
+        for width in portable_table.FINISH_TILES:
+            patch.setitem(portable_table.FINISH_TILES, width, (32, 32))
         for target in portable_table.PACK_TILES:
             patch.setitem(portable_table.PACK_TILES, target, 32)
         yield {variant.name: variant for variant in portable.variants()}

@@ -134,15 +134,15 @@ def test_large_products_go_to_fast_kernels_and_small_ones_in_one_launch() -> Non
 def test_hopper_copies_bytes_only_where_no_map_describes_them() -> None:
     by_k = replace(problem(1024, 1024, 1024, "int8", "int32"), b=Strides(0, 0, 1, 1024))
     assert [step.kernel for step in choose(by_k).steps] == ["i8_nt_64x128_mapped"]
-    for a, b, copies in (
-        (Strides(0, 0, 1024, 1), Strides(0, 0, 1024, 1), ["n4"]),
-        (Strides(0, 0, 1, 1024), Strides(0, 0, 1, 1024), ["n4"]),
-        (Strides(0, 0, 1032, 1), Strides(0, 0, 1, 1024, is_aligned=False), ["k4", "k1"]),
-        (Strides(0, 0, 1, 1029), Strides(0, 0, 1029, 1), ["n1", "n1"]),
+    for a, b, vector, blocks in (
+        (Strides(0, 0, 1024, 1), Strides(0, 0, 1024, 1), 4, (64, 0)),
+        (Strides(0, 0, 1, 1024), Strides(0, 0, 1, 1024), 4, (64, 0)),
+        (Strides(0, 0, 1032, 1), Strides(0, 0, 1028, 1), 4, (128, 64)),
+        (Strides(0, 0, 1, 1029), Strides(0, 0, 1, 1024, is_aligned=False), 1, (64, 128)),
     ):
-        *packs, last = choose(replace(by_k, a=a, b=b)).steps
-        assert [step.kernel for step in packs] == [f"pack_bytes_{copy}" for copy in copies]
-        assert [step.arguments["is_second"] for step in packs] == [0, 1][: len(packs)]
+        pack, last = choose(replace(by_k, a=a, b=b)).steps
+        assert (pack.kernel, pack.grid[0]) == (f"pack_bytes_{vector}", sum(blocks))
+        assert pack.arguments["first_blocks"] == blocks[0]
         assert last.kernel == "i8_nt_64x128_mapped"
 
 

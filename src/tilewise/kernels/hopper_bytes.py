@@ -36,6 +36,9 @@ __all__ = ["multiply_bytes", "pack_bytes", "variants"]
 TILE_K = gl.constexpr(128)
 CHUNK = gl.constexpr(32)
 
+ALONG_K = gl.constexpr(BYTES_TILES["k"])
+ACROSS = gl.constexpr(BYTES_TILES["n"])
+
 
 @gluon.jit
 def multiply_bytes(
@@ -113,67 +116,70 @@ def multiply_bytes(
 
 @gluon.jit
 def pack_bytes(
-    source,
-    target,
-    rows,
-    columns,
-    inner,
-    source_outer,
-    source_inner,
-    source_row,
-    source_col,
-    target_row,
-    is_second,
-    ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr,
+    first_source,
+    first_target,
+    first_rows,
+    first_columns,
+    first_inner,
+    first_outer_step,
+    first_inner_step,
+    first_far_step,
+    first_target_row,
+    first_along,
+    first_blocks,
+    second_source,
+    second_target,
+    second_rows,
+    second_columns,
+    second_inner,
+    second_outer_step,
+    second_inner_step,
+    second_far_step,
+    second_target_row,
+    second_along,
     VECTOR: gl.constexpr,
-    ALONG_K: gl.constexpr,
 ):
-    """Copy matrices of bytes into rows of unit stride, ``target_row`` apart.
+    """Copy one or two stacks of matrices of bytes into rows of unit stride.
 
-    The source is read in vectors along its rows (ALONG_K) or columns. What pads a row of target is
-    not defined.
-
-    ``is_second`` says that the launch before packs the other operand, and that this one need not
-    wait for it: when a launch begins, all blocks of the one before have seen to it that what came
-    before them is done.
+    The source of ``rows`` by ``columns`` has the unit stride along its rows (``along``) or its
+    columns, and ``far_step`` along the other axis; it is read in vectors. Rows of target are
+    ``target_row`` apart, and what pads them is not defined. The first stack takes
+    ``first_blocks`` of the grid.
     """
-    if is_second == 0:
-        gdc_wait()
     gdc_launch_dependents()
-    warps: gl.constexpr = gl.num_warps()
-    near: gl.constexpr = (
-        gl.BlockedLayout([1, VECTOR], [1, 32], [warps, 1], [1, 0])
-        if ALONG_K
-        else gl.BlockedLayout([VECTOR, 16], [32, 1], [1, warps], [0, 1])
-    )
-    wide: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [warps, 1], [1, 0])
-    tiles_n = gl.cdiv(columns, COLUMNS)
-    tiles = gl.cdiv(rows, ROWS) * tiles_n
-    matrix = gl.program_id(0) // tiles
-    tile = gl.program_id(0) % tiles
-    row = (tile // tiles_n) * ROWS
-    col = (tile % tiles_n) * COLUMNS
-    i = row + gl.arange(0, ROWS, gl.SliceLayout(1, near))
-    j = col + gl.arange(0, COLUMNS, gl.SliceLayout(0, near))
-    first = source + (matrix // inner).to(gl.int64) * source_outer
-    first += (matrix % inner).to(gl.int64) * source_inner
-    at = (i.to(gl.int64) * source_row)[:, None] + (j.to(gl.int64) * source_col)[None, :]
-    x = gl.load(first + at, mask=(i < rows)[:, None] & (j < columns)[None, :], other=0)
-    i = row + gl.arange(0, ROWS, gl.SliceLayout(1, wide))
-    j = col + gl.arange(0, COLUMNS, gl.SliceLayout(0, wide))
-    to_row = target + (matrix.to(gl.int64) * rows + i) * target_row
-    inside = (i < rows)[:, None] & (j < target_row)[None, :]
-    gl.store(to_row[:, None] + j[None, :], gl.convert_layout(x, wide), mask=inside)
-    # Whoever waits for this launch waits for the one before too.
     gdc_wait()
+    block = gl.program_id(0)
+    if block < first_blocks:
+        _pack(
+            block,
+            first_source,
+            first_target,
+            first_rows,
+            first_columns,
+            first_inner,
+            (first_outer_step, first_inner_step, first_far_step, first_target_row),
+            first_along,
+            VECTOR,
+        )
+    else:
+        _pack(
+            block - first_blocks,
+            second_source,
+            second_target,
+            second_rows,
+            second_columns,
+            second_inner,
+            (second_outer_step, second_inner_step, second_far_step, second_target_row),
+            second_along,
+            VECTOR,
+        )
 
 
 def variants() -> tuple[Variant, ...]:
     """Return the kernels of `portable_table.KERNELS` that are written here, and the copies."""
     return (
         *(_multiply_variant(kernel) for kernel in KERNELS if kernel.is_mapped),
-        *(_pack_variant(along, vector) for along in BYTES_TILES for vector in (1, 4)),
+        *(_pack_variant(vector) for vector in (1, 4)),
     )
 
 
@@ -285,6 +291,54 @@ def _promoted(ring, TILE_N: gl.constexpr, stage, phase, begin, end, CONSUMER: gl
     return total, stage, phase
 
 
+@gluon.jit
+def _pack(index, source, target, rows, columns, inner, steps, is_along, VECTOR: gl.constexpr):
+    """Copy one tile, read along its rows or its columns."""
+    if is_along:
+        by_rows: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [8, 1], [1, 0])
+        columns = columns // VECTOR * VECTOR  # as it is: so the compiler knows, too
+        _pack_tile(index, source, target, rows, columns, inner, steps, ALONG_K, by_rows)
+    else:
+        by_columns: gl.constexpr = gl.BlockedLayout([VECTOR, 16], [32, 1], [1, 8], [0, 1])
+        rows = rows // VECTOR * VECTOR
+        _pack_tile(index, source, target, rows, columns, inner, steps, ACROSS, by_columns)
+
+
+@gluon.jit
+def _pack_tile(
+    index,
+    source,
+    target,
+    rows,
+    columns,
+    inner,
+    steps,
+    TILE: gl.constexpr,
+    NEAR: gl.constexpr,
+):
+    outer_step, inner_step, far_step, target_row = steps
+    tiles_n = gl.cdiv(columns, TILE[1])
+    tiles = gl.cdiv(rows, TILE[0]) * tiles_n
+    matrix = index // tiles
+    row = (index % tiles // tiles_n) * TILE[0]
+    col = (index % tiles % tiles_n) * TILE[1]
+    i = row + gl.arange(0, TILE[0], gl.SliceLayout(1, NEAR))
+    j = col + gl.arange(0, TILE[1], gl.SliceLayout(0, NEAR))
+    source += (matrix // inner).to(gl.int64) * outer_step
+    source += (matrix % inner).to(gl.int64) * inner_step
+    if NEAR.order[0] == 1:
+        at = (i.to(gl.int64) * far_step)[:, None] + j[None, :]
+    else:
+        at = i[:, None] + (j.to(gl.int64) * far_step)[None, :]
+    x = gl.load(source + at, mask=(i < rows)[:, None] & (j < columns)[None, :], other=0)
+    wide: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [8, 1], [1, 0])
+    i = row + gl.arange(0, TILE[0], gl.SliceLayout(1, wide))
+    j = col + gl.arange(0, TILE[1], gl.SliceLayout(0, wide))
+    to_row = target + (matrix.to(gl.int64) * rows + i) * target_row
+    inside = (i < rows)[:, None] & (j < target_row)[None, :]
+    gl.store(to_row[:, None] + j[None, :], gl.convert_layout(x, wide), mask=inside)
+
+
 def _multiply_variant(kernel: Kernel) -> Variant:
     """Return what the compiler is told of a kernel that multiplies."""
     element = {"i8": gl.int8, "fp8e4nv": gl.float8e4nv, "fp8e5": gl.float8e5}[kernel.dtype]
@@ -309,17 +363,17 @@ def _multiply_variant(kernel: Kernel) -> Variant:
     )
 
 
-def _pack_variant(along: str, vector: int) -> Variant:
-    """Return what the compiler is told of a copy whose source is read along ``along``."""
-    near, far = ("col", "row") if along == "k" else ("row", "col")
-    rows, columns = BYTES_TILES[along]
-    constexprs = {"ROWS": rows, "COLUMNS": columns, "VECTOR": vector, "ALONG_K": along == "k"}
-    constexprs[f"source_{near}"] = 1
-    whole = (f"source_{far}", "source_outer", "source_inner", "columns" if along == "k" else "rows")
-    attrs = {"target": 16, "target_row": 16, "source": vector, **dict.fromkeys(whole, vector)}
-    types = {"source": "*u8", "target": "*u8"}
-    types |= dict.fromkeys(("rows", "columns", "inner", "is_second"), "i32")
-    return _variant(f"pack_bytes_{along}{vector}", pack_bytes, types, constexprs, attrs, "i64")
+def _pack_variant(vector: int) -> Variant:
+    """Return what the compiler is told of copies that read ``vector`` bytes at a time."""
+    types: dict[str, str] = {}
+    attrs: dict[str, int] = {}
+    steps = ("outer_step", "inner_step", "far_step")
+    for name in ("first", "second"):
+        types |= {f"{name}_source": "*u8", f"{name}_target": "*u8"}
+        types |= {f"{name}_{key}": "i64" for key in (*steps, "target_row")}
+        attrs |= {f"{name}_{key}": vector for key in ("source", *steps)}
+        attrs |= {f"{name}_target": 16, f"{name}_target_row": 16}
+    return _variant(f"pack_bytes_{vector}", pack_bytes, types, {"VECTOR": vector}, attrs)
 
 
 def _variant(
@@ -328,16 +382,15 @@ def _variant(
     types: dict[str, str],
     constexprs: dict[str, Any],
     attrs: dict[str, int] | None = None,
-    other: str = "i32",
     warps: int = 8,
 ) -> Variant:
-    """Describe a kernel to the compiler; what ``types`` leaves out is of the type ``other``."""
+    """Describe a kernel to the compiler; what ``types`` leaves out are sizes of 32 bits."""
     names = [name for name in function.arg_names if name not in constexprs]
     return Variant(
         name=name,
         function=function,
         compiler="gluon",
-        signature={name: types.get(name, other) for name in names},
+        signature={name: types.get(name, "i32") for name in names},
         constexprs=constexprs,
         attrs=attrs or {},
         options={"num_warps": warps, "enable_fp_fusion": True, "launch_pdl": True},

@@ -15,6 +15,7 @@ and every element of C is written once, by one thread.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined"
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ from .compile import Variant
 from .packing import as_integer, as_real, pack, pack_limbs
 from .portable_table import (
     EVERYWHERE,
-    FINISH_TILE,
+    FINISH_TILES,
     INTEGERS_TILE,
     KERNELS,
     PACK_TILES,
@@ -459,8 +460,12 @@ def variants() -> tuple[Variant, ...]:
     """Return all portable kernels, each with the targets it is compiled for."""
     from . import hopper_bytes  # in Gluon, which has no interpreter
 
-    finished = [_finish_variant(sums, False) for sums in ("fp32", "fp64", "i32")]
-    finished += [_finish_variant(sums, True) for sums in ("fp32", "fp64")]
+    finished = [
+        _finish_variant(sums, is_complex, width)
+        for sums, is_complex in itertools.product(("fp32", "fp64", "i32"), (False, True))
+        for width in FINISH_TILES
+        if not (is_complex and sums == "i32")
+    ]
     packed = [_pack_variant(target, False) for target in ("u8", "fp16", "bf16", "fp32", "fp64")]
     packed += [_pack_variant(target, True) for target in ("fp32", "fp64")]
     tile = dict.fromkeys(("TILE_M", "TILE_N", "TILE_K"), INTEGERS_TILE)
@@ -520,17 +525,18 @@ def _multiply_variant(kernel: Kernel) -> Variant:
     )
 
 
-def _finish_variant(sums: str, is_complex: bool) -> Variant:
+def _finish_variant(sums: str, is_complex: bool, width: str) -> Variant:
     factor = "i64" if sums == "i32" else sums
     factors = ("alpha", "beta", "alpha_imag", "beta_imag")
     constants: dict[str, Any] = {"COMPLEX": is_complex}
-    constants |= {"TILE_M": FINISH_TILE[0], "TILE_N": FINISH_TILE[1]}
+    constants |= dict(zip(("TILE_M", "TILE_N"), FINISH_TILES[width], strict=True))
     if not is_complex:
         constants |= {"alpha_imag": 0, "beta_imag": 0}
     if sums != "i32":
         constants["power"] = 0
     types = {"sums": f"*{sums}", "c": "*u8"} | dict.fromkeys(factors, factor)
-    return _variant(f"finish_{sums}" + "_complex" * is_complex, finish, types, constants)
+    name = f"finish_{sums}" + "_complex" * is_complex + width
+    return _variant(name, finish, types, constants)
 
 
 def _pack_variant(target: str, is_complex: bool) -> Variant:

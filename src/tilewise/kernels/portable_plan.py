@@ -156,8 +156,10 @@ def _can_map(p: Problem, kernel: Kernel) -> bool:
     terms = p.k + 16 if kernel.sums == "fp32" else 9 * (p.k + 16)
     tiles = math.ceil(p.m / tile_m) * math.ceil(p.n / tile_n) * p.outer * p.inner
     parts, depth = chains(p.k) if kernel.sums == "fp32" else (terms // _EXACT_TERMS + 132, tile_k)
+    copied = (math.ceil(p.m / 16) + math.ceil(p.n / 16)) * math.ceil(p.k / 128)
+    copied *= p.outer * p.inner  # tiles, at most
     is_whole = parts == 1 or depth % tile_k == 0
-    return is_whole and max(p.m, p.n, terms, tiles * parts) < _MOST_COUNTED
+    return is_whole and max(p.m, p.n, terms, tiles * parts, copied) < _MOST_COUNTED
 
 
 def _folded(p: Problem) -> Problem:
@@ -223,10 +225,13 @@ def _multiply_floats(steps: Steps, kernel: Kernel, is_complex: bool) -> None:
     a_by_rows, b_by_rows = kernel.order[0] == "n", kernel.order[1] == "t"
     if kernel.order == "any":
         a_by_rows, b_by_rows = a.is_by_rows, b.is_by_rows
-    if is_expanded or not a.suits(kernel, a_by_rows):
-        a = steps.pack(a, kernel, a_by_rows, is_expanded)
-    if is_expanded or not b.suits(kernel, b_by_rows):
-        b = steps.pack(b, kernel, b_by_rows, is_expanded)
+    if kernel.is_mapped:
+        a, b = steps.mapped(kernel, a, b)
+    else:
+        if is_expanded or not a.suits(kernel, a_by_rows):
+            a = steps.pack(a, kernel, a_by_rows, is_expanded)
+        if is_expanded or not b.suits(kernel, b_by_rows):
+            b = steps.pack(b, kernel, b_by_rows, is_expanded)
     steps.why.append(kernel.name)
     parts, depth = chains(p.k)
     wide = (_COMPLEX if is_complex else _REAL)[kernel.sums]
@@ -256,8 +261,7 @@ def _multiply_limbs(steps: Steps, kernel: Kernel) -> None:
     if kernel.vector < 16 and not is_read_as_it_is:
         steps.us = math.inf  # what is packed can be read in whole vectors
     if is_single and kernel.is_mapped:
-        a = a if a.suits(kernel, True) else steps.pack(a, kernel, True, False)
-        b = b if b.suits(kernel, True) else steps.pack(b, kernel, True, False)
+        a, b = steps.mapped(kernel, a, b)
     else:
         if not (is_single and a.suits(kernel, True)):
             a = steps.pack_limbs(a, a_limbs, is_reversed=False)

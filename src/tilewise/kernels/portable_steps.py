@@ -16,7 +16,7 @@ from tilewise.runtime.arguments import Argument, Number, Pointer
 from .portable_problem import Operand, Problem
 from .portable_table import (
     BYTES_TILES,
-    FINISH_TILE,
+    FINISH_TILES,
     INTEGERS_TILE,
     PACK_TILES,
     STORED,
@@ -105,8 +105,6 @@ class Steps:
 
         ``is_expanded``: real numbers take the place of complex ones, two of a along k, four of b.
         """
-        if kernel.is_mapped and 1 in (x.strides.row, x.strides.col):
-            return self._pack_bytes(x)
         col_pairs = int(is_expanded)
         row_pairs = int(is_expanded and x is self.b)
         target = kernel.dtype if kernel.dtype in PACK_TILES else "u8"
@@ -124,6 +122,24 @@ class Steps:
         name = f"pack_{target}" + "_complex" * is_expanded
         row = round_up(copy.cols if by_rows else copy.rows, 16)
         return self._copy(name, PACK_TILES[target], x, copy, by_rows, row, row, extra)
+
+    def mapped(self, kernel: Kernel, *operands: Operand) -> tuple[Operand, ...]:
+        """Return operands of bytes as tensor maps can describe them, copied where need be.
+
+        The copies are one launch; that of an operand without a unit stride is one of its own.
+        """
+        found, copies = [], []
+        for x in operands:
+            if x.is_mappable:
+                found.append(x)
+            elif 1 in (x.strides.row, x.strides.col):
+                found.append(self._byte_copy(x))
+                copies.append((x, found[-1]))
+            else:
+                found.append(self.pack(x, kernel, True, False))
+        if copies:
+            self._pack_bytes(copies)
+        return tuple(found)
 
     def pack_limbs(self, x: Operand, limbs: int, is_reversed: bool) -> Operand:
         """Copy integers as bytes: in each row all lowest ones first, or last, then the others."""
@@ -187,7 +203,7 @@ class Steps:
 
     def finish_nothing(self, sums: str, is_complex: bool) -> None:
         """Write beta·C, or zeros."""
-        for chunk in self._chunks(_tile_count(self.problem, *FINISH_TILE)):
+        for chunk in self._chunks(_tile_count(self.problem, *FINISH_TILES[""])):
             self._finish(sums, self.c.pointer, self.problem.n, 0, chunk, is_complex, 0)
 
     def multiply_integers(self) -> None:
@@ -296,32 +312,13 @@ class Steps:
         )
         return replace(copy, pointer=place, strides=strides)
 
-    def _pack_bytes(self, x: Operand) -> Operand:
-        """Launch a copy of bytes, whose rows or columns have the unit stride, for tensor maps."""
+    def _byte_copy(self, x: Operand) -> Operand:
+        """Take room for a copy of bytes, by rows."""
         s = x.strides
         outer = self.problem.outer if s.outer else 1
         inner = self.problem.inner if s.inner else 1
-        along, near, far_step = ("k", x.cols, s.row) if s.col == 1 else ("n", x.rows, s.col)
-        is_whole = not any(size % 4 for size in (near, far_step, s.outer, s.inner))
-        vector = 4 if s.is_aligned and is_whole else 1
         # Rows that straddle lines are read more slowly, and short ones are not worth the memory.
         row = round_up(x.cols, 128 if x.cols >= 512 else 16)
-        place = Pointer(3, self.workspace_bytes)
-        copied_bytes = outer * inner * x.rows * row
-        self.workspace_bytes += round_up(copied_bytes, _GRAIN)
-        programs = math.prod(_tiles(x.rows, x.cols, *BYTES_TILES[along])) * outer * inner
-        read_bytes = outer * inner * x.rows * x.cols
-        self._take((read_bytes + copied_bytes) / _BYTES_PER_US, _EARLY_US)
-        self.why.append(f"{'b' if x is self.b else 'a'} is packed")
-        if not self._is_draft:
-            is_second = bool(self.steps) and self.steps[-1].kernel.startswith("pack_bytes")
-            arguments = (
-                _named("source target rows columns", x.pointer, place, x.rows, x.cols)
-                | _named("inner target_row is_second", inner, row, int(is_second))
-                | _stepped("source", s)
-            )
-            del arguments["source_col" if along == "k" else "source_row"]
-            self.steps.append(Step.of(f"pack_bytes_{along}{vector}", programs, arguments))
         matrix = x.rows * row
         strides = Strides(
             outer=matrix * inner if s.outer else 0,
@@ -329,7 +326,40 @@ class Steps:
             row=row,
             col=1,
         )
+        place = Pointer(3, self.workspace_bytes)
+        self.workspace_bytes += round_up(outer * inner * matrix, _GRAIN)
+        self.why.append(f"{'b' if x is self.b else 'a'} is packed")
         return replace(x, pointer=place, strides=strides)
+
+    def _pack_bytes(self, copies: list[tuple[Operand, Operand]]) -> None:
+        """Launch the copies of one or two operands."""
+        vector, moved, blocks = 4, 0, [0, 0]
+        arguments: dict[str, Argument] = {}
+        # Of one operand, the second part of the launch has no blocks.
+        for number, (x, copy) in enumerate((copies[0], copies[-1])):
+            s, name = x.strides, ("first", "second")[number]
+            inner = self.problem.inner if s.inner else 1
+            matrices = inner * (self.problem.outer if s.outer else 1)
+            along = s.col == 1
+            near, far_step = (x.cols, s.row) if along else (x.rows, s.col)
+            if not s.is_aligned or any(i % 4 for i in (near, far_step, s.outer, s.inner)):
+                vector = 1
+            if number < len(copies):
+                tile = BYTES_TILES["k" if along else "n"]
+                blocks[number] = matrices * math.prod(_tiles(x.rows, x.cols, *tile))
+                moved += matrices * x.rows * (x.cols + copy.strides.row)
+            arguments |= _named(
+                f"{name}_source {name}_target {name}_rows {name}_columns {name}_inner",
+                *(x.pointer, copy.pointer, x.rows, x.cols, inner),
+            ) | _named(
+                f"{name}_outer_step {name}_inner_step {name}_far_step {name}_target_row",
+                *(s.outer, s.inner, far_step, copy.strides.row),
+            )
+            arguments[f"{name}_along"] = int(along)
+        self._take(moved / _BYTES_PER_US, _EARLY_US)
+        if not self._is_draft:
+            arguments["first_blocks"] = blocks[0]
+            self.steps.append(Step.of(f"pack_bytes_{vector}", sum(blocks), arguments))
 
     def _chunks(self, programs: int, row_bytes: int = 0) -> Iterator[Chunk]:
         """Cut C such that a grid holds the programs of a chunk, and the workspace its sums.
@@ -456,7 +486,10 @@ class Steps:
     ) -> None:
         """Launch what adds up parts, ``row`` numbers to a row, and writes a chunk of C."""
         p = self.problem
-        tiles_m, tiles_n = _tiles(chunk.rows, p.n, *FINISH_TILE)
+        tiles = {width: _tiles(chunk.rows, p.n, *tile) for width, tile in FINISH_TILES.items()}
+        is_wide = math.prod(tiles["_wide"]) * chunk.matrices >= 2 * self.multiprocessors
+        width = "_wide" if is_wide else ""
+        tiles_m, tiles_n = tiles[width]
         is_integer = sums == "i32"
         part = chunk.matrices * chunk.rows * row
         written = chunk.matrices * chunk.rows * p.n * self.c.item_bytes
@@ -474,7 +507,7 @@ class Steps:
         )
         if is_integer:
             arguments["power"] = power
-        name = f"finish_{sums}" + "_complex" * is_complex
+        name = f"finish_{sums}" + "_complex" * is_complex + width
         self.steps.append(Step.of(name, tiles_m * tiles_n * chunk.matrices, arguments))
 
     def _factors(self, power: int, is_complex: bool) -> dict[str, Argument]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 __all__ = [
     "BYTES_TILES",
     "EVERYWHERE",
-    "FINISH_TILE",
+    "FINISH_TILES",
     "INTEGERS_TILE",
     "KERNELS",
     "PACK_TILES",
@@ -26,13 +26,15 @@ _BEFORE_BLACKWELL = ("sm_80", "sm_90a", "compute_80")
 _BLACKWELL = ("sm_100a", "sm_120a")
 _BUT_SM_100 = ("sm_80", "sm_90a", "sm_120a", "compute_80")
 _BUT_SM_120 = ("sm_80", "sm_90a", "sm_100a", "compute_80")
+_HOPPER = ("sm_90a",)
 _MUCH_SHARED = ("sm_90a", "sm_100a")
 _WITH_FLOAT8 = ("sm_89", "sm_90a", "sm_100a", "sm_120a")
 
-#: Sides of the tiles of the other kernels; of copies, by the type that they write.
+#: Sides of the tiles of the other kernels; of copies, by the type that they write. To finish, small
+#: tiles occupy the device where there are few elements, of many parts.
 INTEGERS_TILE = 16
-FINISH_TILE = (2, 64)
-PACK_TILES = {"u8": 128, "limbs": 64, "fp16": 64, "bf16": 64, "fp32": 64, "fp64": 64}
+FINISH_TILES = {"": (2, 64), "_wide": (8, 128)}
+PACK_TILES = {"u8": 128, "limbs": 32, "fp16": 64, "bf16": 64, "fp32": 64, "fp64": 64}
 #: Rows and columns of `hopper_bytes.pack_bytes`, by whether it reads along K or across.
 BYTES_TILES = {"k": (16, 512), "n": (128, 128)}
 
@@ -98,7 +100,7 @@ def _mapped(dtype: str, tile_m: int, stages: int, rate: float) -> Kernel:
         vector=16,
         c_vector=4,
         is_mapped=True,
-        targets=("sm_90a",),
+        targets=_HOPPER,
     )
 
 
@@ -117,8 +119,14 @@ KERNELS = (
     Kernel("fp32", "any", (64, 64, 16), 4, 3, 34),
     Kernel("fp32", "any", (64, 32, 16), 4, 3, 25, is_complex=True),
     *(
-        Kernel("fp64", "nn", tile, 4, 3, 55, vector=2, c_vector=2, registers=168, targets=targets)
+        Kernel("fp64", "nn", tile, 4, 3, 56, vector=2, c_vector=2, registers=168, targets=targets)
         for tile, targets in (((64, 64, 32), _BEFORE_BLACKWELL), ((64, 32, 32), _BLACKWELL))
+    ),
+    *(
+        Kernel(
+            "fp64", order, (64, 64, 32), 4, 3, rate, 2, c_vector=2, registers=168, targets=_HOPPER
+        )
+        for order, rate in (("nt", 56), ("tn", 54))
     ),
     Kernel("fp64", "any", (64, 64, 32), 4, 2, 30),
     Kernel("fp64", "any", (32, 32, 32), 4, 2, 20, is_complex=True, targets=_BUT_SM_120),

@@ -53,6 +53,18 @@ def test_other_architectures_get_portable_kernels() -> None:
         assert plan.method == "portable"
 
 
+def test_bytes_get_hoppers_kernels_where_they_run() -> None:
+    for dtype in ("int8", "float8_e4m3fn"):
+        a, b = on((2048, 4096), np.dtype(dtype)), on((4096, 2048), np.dtype(dtype))
+        plan = make_plan(a, b, dtype=np.dtype(np.int32) if dtype == "int8" else None, gpu=gpu())
+        assert "128x128_mapped" in str(plan)
+        assert plan.recipe is not None
+        copy, product = plan.recipe.steps
+        assert copy.kernel == "pack_bytes_4"
+        assert product.kernel.endswith("nt_128x128_mapped")
+        assert "mapped" not in str(make_plan(a, b, gpu=gpu((8, 9))))
+
+
 def test_C9_a_slow_float64_is_named_with_the_alternative_and_its_bound() -> None:
     slow = gpu((8, 9), "NVIDIA GeForce RTX 4090")
     plan = make_plan(on((8192, 8192), "float64"), on((8192, 8192), "float64"), gpu=slow)

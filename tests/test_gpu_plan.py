@@ -39,9 +39,8 @@ def on(shape: tuple[int, ...], dtype: Any, where: str = "cuda:0") -> Operand:
 def test_every_type_has_a_plan_that_prints(dtype: Any) -> None:
     plan = make_plan(on((7, 300, 200), dtype), on((200, 100), dtype), gpu=gpu())
     assert plan.device == "cuda:0"
-    assert plan.method == (
-        "hopper" if np.dtype(dtype).name in ("float16", "bfloat16") else "portable"
-    )
+    methods = {"float16": "hopper", "bfloat16": "hopper", "float32": "fp16x3"}
+    assert plan.method == methods.get(np.dtype(dtype).name, "portable")
     assert "kernels " in str(plan)
     assert json.loads(json.dumps(plan.to_dict()))["kernels"]["launches"]
     assert plan.bits.startswith(("K alone", "exact"))
@@ -91,10 +90,14 @@ def test_batches_that_do_not_merge_are_run_one_after_another() -> None:
 
 def test_host_operands_are_counted_with_their_copies_and_broadcasts_once() -> None:
     wide = Operand((1000, 1000), np.dtype("f4"), (0, 4), True)
-    plan = make_plan(wide, on((1000, 1000), "float32", "memory"), gpu=gpu())
+    other = on((1000, 1000), "float32", "memory")
+    plan = make_plan(wide, other, gpu=gpu(), precision="ieee")
     assert plan.held_bytes == 4000 + 4_000_000 + 4_000_000
     with pytest.raises(BudgetError, match="memory= allows"):
         make_plan(wide, wide, gpu=gpu(), memory_bytes=4_000_000)
+    there = on((1000, 1000), "float16")
+    assert make_plan(there, there, gpu=gpu()).held_bytes == 2_000_000
+    assert make_plan(there, there, gpu=gpu(), out=there).held_bytes == 0
 
 
 def test_out_is_checked_before_anything_runs() -> None:
@@ -127,3 +130,65 @@ def test_an_operand_is_aligned_only_if_every_run_of_its_batch_is() -> None:
         assert len(plan.recipe.offsets) == 2
         packs = any(step.kernel.startswith("pack") for step in plan.recipe.steps)
         assert packs is not is_mapped
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 5000), (16, 8192), (700, 3), (4096, 4096)])
+def test_how_float32_is_computed_depends_on_k_alone(m: int, n: int) -> None:
+    for k, method in ((31, "portable"), (32, "fp16x3"), (5000, "fp16x3"), (40000, "fp16x3")):
+        plan = make_plan(on((3, m, k), "float32"), on((k, n), "float32"), gpu=gpu())
+        assert plan.method == method
+        assert plan.bound.factor == (k + 2) * 2.0**-24
+    for k, method in ((15, "portable"), (16, "fp16x3")):
+        plan = make_plan(on((m, k), "complex64"), on((k, n), "complex64"), gpu=gpu())
+        assert plan.method == method
+        assert plan.bound.factor == (2 * k + 2) * 2.0**-24
+
+
+def test_a_plan_says_how_float32_is_computed() -> None:
+    a = on((300, 300), "float32")
+    text = " ".join(str(make_plan(a, a, gpu=gpu())).split())
+    assert "method fp16x3, sums in float32" in text
+    assert "three products of float16 on the tensor cores" in text
+    assert "recomputed by chains of FMAs" in text
+    assert "(K+2)·2⁻²⁴" in text
+
+
+def test_precision_is_followed_by_name() -> None:
+    a = on((300, 300), "float32")
+    ieee, less = (make_plan(a, a, gpu=gpu(), precision=p) for p in ("ieee", "tf32"))
+    assert ieee.method == "portable"
+    assert ieee.workspace_bytes == 0
+    assert ieee.bound == make_plan(a, a, gpu=gpu()).bound
+    assert less.method == "tf32"
+    assert less.bound.factor == 2.0**-10 + 302 * 2.0**-24
+    assert "full bound" not in str(less)
+    assert less.recipe is not None
+    assert less.recipe.workspace_bytes < make_plan(a, a, gpu=gpu()).workspace_bytes
+    for there, k in ((gpu((8, 0)), 300), (gpu(), 8)):
+        full = make_plan(on((9, k), "float32"), on((k, 9), "float32"), gpu=there, precision="tf32")
+        assert full.method == "portable"
+        assert full.bound.factor == (k + 2) * 2.0**-24
+        assert "allows less; this gives the full bound" in str(full)
+
+
+def test_no_budget_changes_how_float32_is_computed() -> None:
+    a = on((4096, 4096), "float32")
+    result = 4 * 4096**2
+    whole = make_plan(a, a, gpu=gpu())
+    for room in (whole.workspace_bytes - 1, whole.workspace_bytes // 8):
+        plan = make_plan(a, a, gpu=gpu(), memory_bytes=result + room)
+        assert plan.method == "fp16x3"
+        assert plan.workspace_bytes <= room
+        assert plan.recipe is not None
+        assert whole.recipe is not None
+        assert len(plan.recipe.steps) > len(whole.recipe.steps)
+    with pytest.raises(BudgetError, match="'ieee'"):
+        make_plan(a, a, gpu=gpu(), memory_bytes=result + 1000)
+    assert make_plan(a, a, gpu=gpu(), memory_bytes=result, precision="ieee").method == "portable"
+
+
+def test_float32_leaves_room_for_large_operands() -> None:
+    a = on((100_000, 100_000), "float32")
+    plan = make_plan(a, a, gpu=gpu())
+    assert plan.method == "fp16x3"
+    assert plan.workspace_bytes <= gpu().memory_bytes // 8

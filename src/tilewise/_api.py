@@ -53,7 +53,9 @@ def matmul(
         The result's type, computed without overflow on the way: int8 matrices with
         ``dtype=np.int32`` give exact sums.
     precision : {None, "ieee", "tf32", "fp64-int8"}
-        Allows less than the default bound, by name. The CPU never gives less.
+        "tf32" allows 11 bits of each float32 operand, "fp64-int8" a bound relative to rows and
+        columns for float64; the plan says what is given, and the CPU never gives less. "ieee" is
+        for float32 by chains of fused multiply-adds where a GPU would use its tensor cores.
     stream : object, optional
         Of operands in device memory: where the product is put, anything with ``__cuda_stream__``.
         By default the stream their library works on now (torch, CuPy), or CUDA's default stream.

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import find, hopper_plan, portable_plan
+from .errors import BudgetError
+from .kernels import find, hopper_float32_plan, hopper_plan, portable_plan
 from .kernels.steps import Step, Strides
 from .runtime import memory, streams
 from .runtime.arrays import DeviceArray, contiguous_strides, copied, to_device, to_host
@@ -35,6 +36,10 @@ __all__ = ["Recipe", "multiply", "multiply_host", "recipe"]
 #: Hopper's kernels count rows, columns and matrices in 32 bits, whole tiles at a time.
 _LARGEST_HOPPER_SIZE = 2**31 - 512
 
+#: The float16 parts of float32 operands may take this share of a GPU's memory; products that would
+#: take more are computed part by part, with the same bits.
+_WORKSPACE_SHARE = 8
+
 _HOPPER_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -46,7 +51,7 @@ class Recipe:
     """
 
     what: str  #: the product in words, for a launch that fails
-    family: Literal["hopper", "portable"]
+    family: Literal["hopper", "hopper_float32", "portable"]
     steps: tuple[Step, ...]
     workspace_bytes: int
     expected_us: float
@@ -54,6 +59,8 @@ class Recipe:
     offsets: tuple[tuple[int, int, int], ...]
     """Where a, b and c begin, in bytes, for each run of the steps: batches of more than two axes
     that do not merge take several."""
+    scheme: Literal["fp16x3", "tf32"] | None = None
+    """How float32 becomes float16 (`numerics.schemes`), where it does."""
 
 
 def recipe(
@@ -64,6 +71,7 @@ def recipe(
     *,
     what: str,
     gpu: DeviceFacts,
+    precision: str | None,
     updates: bool,
     workspace_bytes: int | None,
 ) -> Recipe:
@@ -79,10 +87,19 @@ def recipe(
         The product in words.
     gpu : DeviceFacts
         The device.
+    precision : str, optional
+        The precision asked for by name.
     updates : bool
         Whether alpha and beta come with the call.
     workspace_bytes : int, optional
         Scratch memory allowed.
+
+    Raises
+    ------
+    DTypeError
+        If a type has no kernel.
+    BudgetError
+        If the bits of the product take more scratch memory.
     """
     stacks = tuple(_stack(x, batch) for x in (a, b, c))
     (m, k), n = a.shape[-2:], b.shape[-1]
@@ -112,6 +129,25 @@ def recipe(
                 why=choice.why,
                 offsets=offsets,
             )
+    single = _hopper_float32(a, b, c, (m, n, k), strides, axes, gpu, updates, precision)
+    if single is not None:
+        allowed = (
+            gpu.memory_bytes // _WORKSPACE_SHARE if workspace_bytes is None else workspace_bytes
+        )
+        try:
+            made = hopper_float32_plan.choose(single, gpu.multiprocessors, allowed)
+        except BudgetError as error:
+            raise BudgetError(f"{error}, or ask for precision='ieee', which takes less") from None
+        return Recipe(
+            what=what,
+            family="hopper_float32",
+            steps=made.steps,
+            workspace_bytes=made.workspace_bytes,
+            expected_us=made.expected_us * len(offsets),
+            why=made.why,
+            offsets=offsets,
+            scheme="tf32" if precision == "tf32" else "fp16x3",
+        )
     portable = portable_plan.choose(
         portable_plan.Problem(
             m=m,
@@ -289,5 +325,46 @@ def _hopper(
         inner=batch[1],
         dtype=_HOPPER_TYPES[names[0]],
         out=_HOPPER_TYPES[names[2]],
+        has_beta=updates,
+    )
+
+
+def _hopper_float32(
+    a: Operand,
+    b: Operand,
+    c: Operand,
+    sizes: tuple[int, int, int],
+    strides: list[Strides],
+    axes: list[_Axis],
+    gpu: DeviceFacts,
+    updates: bool,
+    precision: str | None,
+) -> hopper_float32_plan.Problem | None:
+    """Return the problem for Hopper's tensor cores if it is a product of float32 for them.
+
+    Whether it is does not depend on the sizes of C, since the bits do not.
+    """
+    kind = a.dtype.char
+    if (
+        gpu.capability != (9, 0)
+        or precision == "ieee"
+        or kind not in "fF"
+        or (kind == "F" and updates)  # by complex numbers, which these kernels do not know
+        or not a.dtype == b.dtype == c.dtype
+        or sizes[2] * (2 if kind == "F" else 1) < hopper_float32_plan.LEAST_K
+        or not all(0 < size < _LARGEST_HOPPER_SIZE for size in (*sizes, *(x.size for x in axes)))
+    ):
+        return None
+    return hopper_float32_plan.Problem(
+        m=sizes[0],
+        n=sizes[1],
+        k=sizes[2],
+        a=strides[0],
+        b=strides[1],
+        c=strides[2],
+        outer=axes[-2].size,
+        inner=axes[-1].size,
+        dtype="fp32" if kind == "f" else "c64",
+        precision="tf32" if precision == "tf32" else None,
         has_beta=updates,
     )

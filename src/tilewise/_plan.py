@@ -30,7 +30,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Operand", "Plan", "held_per_element", "make_plan", "result_shape"]
 
-Method = Literal["blas", "panels", "limbs", "or-and", "numpy", "hopper", "portable"]
+Method = Literal[
+    "blas",
+    "panels",
+    "limbs",
+    "or-and",
+    "numpy",
+    "hopper",
+    "hopper_float32",
+    "portable",
+    "fp16x3",
+    "tf32",
+]
 
 #: Workspace of the panel methods where no budget says otherwise. Tiles of this size keep BLAS
 #: at its full rate (docs/facts.md) and are small beside any matrix that is worth cutting.
@@ -275,7 +286,7 @@ def make_plan(
         plan = _on_cpu(plan, a_dtype, b_dtype, updates, memory_bytes)
     else:
         plan = _on_gpu(plan, a_dtype, b_dtype, updates, memory_bytes, out, gpu)
-    if precision in ("tf32", "fp64-int8"):
+    if precision in ("tf32", "fp64-int8") and plan.method != precision:
         less = f"precision {precision!r} allows less; this gives the full bound"
         plan = replace(plan, why=(*plan.why, less))
     if memory_bytes is not None and plan.held_bytes > memory_bytes:
@@ -347,7 +358,7 @@ def _on_gpu(
 ) -> Plan:
     from ._gpu import recipe
 
-    held = plan.held_bytes
+    held = 0
     operands = []
     for x, dtype in ((plan.a, a_dtype), (plan.b, b_dtype)):
         if x.where == "memory":
@@ -359,7 +370,7 @@ def _on_gpu(
         plan = replace(plan, out=out)
     else:
         # A result that goes back to the host is held on the GPU whoever holds it there.
-        held = max(held, plan.held_bytes + math.prod(plan.shape) * plan.dtype.itemsize)
+        held += math.prod(plan.shape) * plan.dtype.itemsize
         out = Operand(plan.shape, plan.dtype, c_strides(plan.shape, plan.dtype.itemsize))
     strides = list(out.strides)
     if len(plan.b.shape) == 1:
@@ -374,6 +385,7 @@ def _on_gpu(
         plan.batch,
         what=plan.what,
         gpu=gpu,
+        precision=plan.precision,
         updates=updates,
         workspace_bytes=None if memory_bytes is None else max(memory_bytes - held, 0),
     )
@@ -389,9 +401,20 @@ def _on_gpu(
             "that rate is the limit; float32 operands run at the full one, with a bound of "
             f"{bounds.bound(plan.k, *[np.dtype('f4')] * 3).text}"
         )
+    bound = plan.bound
+    if made.scheme == "tf32":
+        bound = bounds.bound(plan.k, a_dtype, b_dtype, plan.dtype, precision="tf32", device="cuda")
+    if made.scheme is not None:
+        parts = "three products" if made.scheme == "fp16x3" else "one product"
+        why.append(
+            f"each 64 of K is {parts} of float16 on the tensor cores, within the bound wherever "
+            "rows and columns are fit for it; those that are not are found there, and recomputed "
+            "by chains of FMAs"
+        )
     return replace(
         plan,
-        method=made.family,
+        method=made.scheme or made.family,
+        bound=bound,
         recipe=made,
         workspace_bytes=made.workspace_bytes,
         held_bytes=held + made.workspace_bytes,

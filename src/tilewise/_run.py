@@ -56,7 +56,7 @@ def run_on_host(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: Any, a: Any, 
             _check_available(plan)
         result = _compute(plan, x, y, None)
         if plan.verify:
-            _verify(x, y, result)
+            _verify(plan, x, y, result)
         if a is x and b is y:
             return result
         return _arrays.give_back(result, a, b)
@@ -65,7 +65,7 @@ def run_on_host(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: Any, a: Any, 
         # A wrong result must not replace what is there, nor an operand change while it is read.
         result = _compute(plan, x, y, None)
         if plan.verify:
-            _verify(x, y, result)
+            _verify(plan, x, y, result)
         np.copyto(target, result)
     else:
         _compute(plan, x, y, target)
@@ -98,7 +98,7 @@ def run_on_device(
 
     a_host, b_host = to_host(x, stream), to_host(y, stream)  # before out, which may overlap them
     _gpu.multiply(plan, x, y, target, stream)
-    _verify(a_host, b_host, to_host(target, stream))
+    _verify(plan, a_host, b_host, to_host(target, stream))
     return result
 
 
@@ -134,9 +134,9 @@ def _check_available(plan: Plan) -> None:
         )
 
 
-def _verify(x: NDArray[Any], y: NDArray[Any], result: Any) -> None:
+def _verify(plan: Plan, x: NDArray[Any], y: NDArray[Any], result: Any) -> None:
     from .numerics.check import check
 
-    found = check(x, y, np.asarray(result))
+    found = check(x, y, np.asarray(result), bound=plan.bound)
     if not found:
         raise CheckError(f"verify=True found a wrong result: {found}")

@@ -1,8 +1,8 @@
 """Every kernel launched a few times, small enough for compute-sanitizer to watch.
 
-``compute-sanitizer --tool racecheck python -m tests.gpu.sanitized hopper`` (or ``portable``) ends
-with the sanitizer's own summary; results are compared too. pytest is not in the way, so whatever
-the sanitizer reports is the kernels'.
+``compute-sanitizer --tool racecheck python -m tests.gpu.sanitized hopper`` (or others) ends with
+the sanitizer's own summary; results are compared too. pytest is not in the way, so whatever the
+sanitizer reports is the kernels'.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import sys
 
 import numpy as np
 
+import tilewise as tw
 from tests.gpu import test_hopper as hopper
 from tests.gpu import test_portable as portable
+from tests.gpu.support import download, upload
 from tests.kernels.products import ALL, placed, whole
 from tilewise.kernels.hopper_plan import choices
 
@@ -21,7 +23,7 @@ from tilewise.kernels.hopper_plan import choices
 def main(families: list[str]) -> None:
     ran = set()
     for family in families:
-        ran |= {"hopper": run_hopper, "portable": run_portable}[family]()
+        ran |= FAMILIES[family]()
     print(f"{len(ran)} kernels ran and their results are right")
 
 
@@ -65,5 +67,33 @@ def run_portable() -> set[str]:
     return ran
 
 
+def run_public() -> set[str]:
+    """Kernels that a plan picks by size: float32 on tensor cores, wide and skinny, and bytes."""
+    ran: set[str] = set()
+    rng = np.random.default_rng(7)
+    for dtype in ("float32", "complex64", "int8", "float8_e4m3fn"):
+        for m, n, k in ((200, 264, 840), (16, 300, 840), (33, 65, 17000)):
+            for orders in itertools.product("CF", repeat=2):
+                a, _ = placed(whole(rng, (m, k), dtype), orders[0], 16)
+                b, _ = placed(whole(rng, (k, n), dtype), orders[1], 16)
+                if dtype == "float32":
+                    a[3] *= np.geomspace(1e-20, 1e20, k).astype(np.float32)  # flagged
+                x, y = upload(a), upload(b)
+                options = {"dtype": np.int32} if dtype == "int8" else {}
+                plan = tw.plan(x, y, **options)
+                assert plan.recipe is not None
+                names = {f"{plan.recipe.family}/{step.kernel}" for step in plan.recipe.steps}
+                if names <= ran:
+                    continue
+                found = download(plan(x, y))
+                expected = portable.reference(a, b, plan.dtype)
+                rows = [i for i in range(m) if i != 3]
+                assert (found[rows] == expected[rows]).all(), plan
+                ran |= names
+    return ran
+
+
+FAMILIES = {"hopper": run_hopper, "portable": run_portable, "public": run_public}
+
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["hopper", "portable"])
+    main(sys.argv[1:] or list(FAMILIES))

@@ -40,7 +40,7 @@ def table(record: dict[str, Any]) -> str:
         if "calls" not in case:
             continue
         name, _, layout = case["case"].rpartition(" ")
-        dtype, _, sizes = name.partition(" ")
+        dtype, _, sizes = name.rpartition(" ")
         baseline = case["baseline"]
         ours = case["calls"]["tilewise"]
         theirs = case["calls"].get(baseline)

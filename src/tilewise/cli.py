@@ -61,7 +61,8 @@ _DType = Annotated[
     typer.Option(help="Type of the result, computed without overflow on the way: int32, float64."),
 ]
 _Precision = Annotated[
-    str | None, typer.Option(help="Allow less than the default bound, by name: tf32, fp64-int8.")
+    str | None,
+    typer.Option(help="Allow less than the default bound, by name: tf32, fp64-int8; or ieee."),
 ]
 _Devices = Annotated[
     str | None, typer.Option(help="Where to run: cpu. Without it, tilewise chooses.")

@@ -72,15 +72,6 @@ def test_mul_of_raw_bfloat16_tells_how_to_read_the_result(folder: Path, capsys: 
     assert np.array_equal(np.load("C.npy").view(ml_dtypes.bfloat16), x @ x)
 
 
-def test_progress_is_shown_on_a_terminal(folder: Path, capsys: Any, monkeypatch: Any) -> None:
-    x = np.ones((300, 300))
-    np.save("X.npy", x)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    assert main(["mul", "X.npy", "X.npy", "-o", "C.npy", "--memory", "600KiB"]) == 0
-    assert "GFLOP/s" in capsys.readouterr().err
-
-
 def test_plan_of_files_and_of_shapes(folder: Path, capsys: Any) -> None:
     assert main(["plan", "A.npy", "B.npy"]) == 0
     out = capsys.readouterr().out

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .cuts import count, even
-from .schedule import Job, Schedule, batch_slices
+from .schedule import Job, Schedule, Side, batch_slices
 
 __all__ = ["choose_schedule", "least_budget"]
 
@@ -20,6 +20,7 @@ _LEAST_TILE = 64
 
 # What the choice of tiles weighs, in bytes read from a file, each about a nanosecond.
 _RUN_COST = 16 << 10  # to start on one contiguous stretch of a file
+_DECODE_COST = 4  # to decompress one byte of a chunk
 _ADD_COST = 0.4  # to add one byte of a product to a sum in memory
 _FLOP_COST = 0.01  # one operation of BLAS at its full rate
 _HALF_RATE_TILE = 64  # side of a tile at which BLAS takes twice as long as it should
@@ -123,10 +124,7 @@ def _cost(schedule: Schedule) -> float:
     s, job = schedule, schedule.job
     m, n, k = job.m, job.n, job.k
     rows, columns = count(m, s.tile_m), count(n, s.tile_n)
-    a, b = (
-        side.elements(k, tile, s.tile_k) * side.itemsize + _RUN_COST * side.runs(k, tile, s.tile_k)
-        for side, tile in ((job.a, s.tile_m), (job.b, s.tile_n))
-    )
+    a, b = _pass_cost(job.a, k, s.tile_m, s.tile_k), _pass_cost(job.b, k, s.tile_n, s.tile_k)
     written = _RUN_COST * (rows if columns == 1 else m * columns)
     added = _ADD_COST * m * n * job.sum_itemsize * (s.piece_count - 1)
     lost = 1 / s.tile_m + 1 / s.tile_n + 1 / s.tile_k
@@ -135,6 +133,13 @@ def _cost(schedule: Schedule) -> float:
     alone = s.tile_k * (s.tile_m * job.a.itemsize + s.tile_n * job.b.itemsize)
     alone += s.tile_m * s.tile_n * job.out_itemsize
     return s.a_passes * a + s.b_passes * b + written + added + computed + alone
+
+
+def _pass_cost(side: Side, k: int, tile: int, tile_k: int) -> float:
+    """Return what it costs to read one matrix once."""
+    weight = 1 if side.chunk == (1, 1) else _DECODE_COST
+    elements = side.elements(k, tile, tile_k)
+    return weight * elements * side.itemsize + _RUN_COST * side.runs(k, tile, tile_k)
 
 
 def _many_matrices(job: Job, budget_bytes: int) -> Schedule | None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from .._memory import format_bytes
 from ..errors import FileError
 
-__all__ = ["Box", "FlatFile", "FlatOutput", "no_room", "reserve", "stamp", "sync_folder"]
+__all__ = ["Box", "FlatFile", "FlatOutput", "no_room", "reserve", "stamp", "sync_path"]
 
 #: A part of an array: one slice with start and stop for each axis.
 Box = tuple[slice, ...]
@@ -245,7 +245,7 @@ class FlatOutput:
             if self.final.exists():
                 os.chmod(self.part, stat.S_IMODE(self.final.stat().st_mode))
             os.replace(self.part, self.final)
-            sync_folder(self.final.parent)
+            sync_path(self.final.parent)
         except OSError as error:
             raise FileError(f"{self._name} cannot be completed: {error}") from error
 
@@ -293,11 +293,11 @@ def no_room(name: str, part: Path, needed: int, error: OSError) -> FileError:
     )
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable, where the system can."""
-    if os.name == "nt":
+def sync_path(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    if os.name == "nt" and path.is_dir():  # Windows keeps names itself
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -248,7 +248,10 @@ class StoreOutput:
         """Return what is written so far as a memory map of a nameless file in ``folder``."""
 
         def read(part: Box) -> NDArray[Any]:
-            return np.asarray(self.store[part]).view(self.dtype)
+            values = np.asarray(self.store[part])
+            if self.dtype.isbuiltin != 1:
+                return values.view(self.dtype)
+            return values.astype(self.dtype, copy=False)
 
         shape = tuple(self.store.shape)
         return spooled(shape, self.dtype, chunks_of(self.store), read, folder, self._name)

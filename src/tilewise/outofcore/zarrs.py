@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FileError
-from .flat import Box, no_room, sync_folder
+from .flat import Box, no_room, sync_path
 from .npy import element_type
 from .stores import Layout, StoreMatrix, StoreOutput
 
@@ -82,7 +82,6 @@ def create_zarr(part: Path, final: Path, layout: Layout) -> None:
             chunks=tuple(max(size, 1) for size in layout.chunks) if layout.shape else "auto",
             compressors=None,
             zarr_format=layout.zarr_format,
-            config={"write_empty_chunks": True},
         )
     except OSError as error:
         raise FileError(f"{name} cannot be created: {error}") from error
@@ -101,7 +100,7 @@ class ZarrOutput(StoreOutput):
         """
         name = f"out ({final})"
         try:
-            array = _zarr(name).open_array(part, mode="r+", config={"write_empty_chunks": True})
+            array = _zarr(name).open_array(part, mode="r+")
         except (OSError, ValueError) as error:
             raise FileError(f"{part} is not the output that was begun: {error}") from error
         super().__init__(array, layout, name, part_bytes)
@@ -124,32 +123,28 @@ class ZarrOutput(StoreOutput):
 
     def sync(self) -> None:
         """Return when all that was written is durable."""
-        folders = set()
-        for path in self._unsynced:
-            descriptor = os.open(path, os.O_RDONLY)
+        folders = {path for chunk in self._unsynced for path in (chunk.parent, chunk.parent.parent)}
+        for path in (*self._unsynced, *folders):
             try:
-                os.fsync(descriptor)
+                sync_path(path)
+            except FileNotFoundError:  # a chunk of zeros is one that is not there
+                continue
             except OSError as error:
                 raise no_room(self._name, self.part, self.nbytes, error) from error
-            finally:
-                os.close(descriptor)
-            folders |= {path.parent, path.parent.parent}
-        for folder in folders:
-            sync_folder(folder)
         self._unsynced.clear()
 
     def commit(self) -> None:
         """Make all durable, then give the folder its final name."""
         self.sync()
         for path in (self.part, *self.part.glob("*.json"), *self.part.glob(".z*")):
-            sync_folder(path)
+            sync_path(path)
         old = self.final.with_name(f"{self.final.name}.old")
         try:
             remove_folder(old)
             if self.final.exists():  # a folder replaces no folder that is not empty
                 os.replace(self.final, old)
             os.replace(self.part, self.final)
-            sync_folder(self.final.parent)
+            sync_path(self.final.parent)
             remove_folder(old)
         except OSError as error:
             raise FileError(f"{self._name} cannot be completed: {error}") from error

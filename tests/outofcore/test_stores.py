@@ -1,0 +1,489 @@
+"""Operands and outputs in Zarr, HDF5 and a caller's own stores: right, aligned, within budget."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+import threading
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilewise as tw
+from tests.support import small_integers
+from tilewise.cli import main
+from tilewise.errors import BudgetError, DTypeError, FileError, OptionError, ShapeError
+from tilewise.outofcore.files import open_matrix
+from tilewise.outofcore.pipeline import Progress, multiply_files
+from tilewise.outofcore.stores import StoreMatrix, parts
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(12)
+
+
+class Rows:
+    """A store of the plainest kind, that remembers what it was asked for."""
+
+    def __init__(self, array: Any, chunks: Any = None) -> None:
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.asked: list[tuple[slice, ...]] = []
+        if chunks is not None:
+            self.chunks = chunks
+
+    def __getitem__(self, box: Any) -> Any:
+        self.asked.append(box)
+        return self.array[box]
+
+    def __setitem__(self, box: Any, values: Any) -> None:
+        self.array[box] = values
+
+
+def save(kind: str, name: str, array: Any, chunks: Any = None) -> str:
+    """Store an array as ``kind`` says, and return the path of it."""
+    if kind == "npy":
+        np.save(f"{name}.npy", array)
+        return f"{name}.npy"
+    if kind in ("zarr2", "zarr3"):
+        zarr.create_array(
+            f"{name}.zarr", data=array, chunks=chunks or "auto", zarr_format=int(kind[-1])
+        )
+        return f"{name}.zarr"
+    with h5py.File(f"{name}.h5", "w") as file:
+        if kind == "flat":
+            file["group/x"] = array
+        else:
+            file.create_dataset(
+                "group/x", data=array, chunks=chunks or True, compression="gzip", shuffle=True
+            )
+    return f"{name}.h5:/group/x"
+
+
+def load(path: str) -> Any:
+    if path.endswith(".npy"):
+        return np.load(path)
+    if path.endswith(".h5"):
+        with h5py.File(path) as file:
+            return file["c"][...]
+    return zarr.open_array(path, mode="r")[...]
+
+
+@pytest.mark.parametrize("out", ["c.npy", "c.zarr", "c.h5"])
+@pytest.mark.parametrize("kinds", [("zarr3", "gzip"), ("flat", "zarr2"), ("npy", "zarr3")])
+@pytest.mark.parametrize("memory", ["1MiB", "100MiB"])
+def test_every_kind_of_file(
+    folder: Path, rng: np.random.Generator, kinds: tuple[str, str], out: str, memory: str
+) -> None:
+    a = small_integers(rng, (331, 257), "float32")
+    b = small_integers(rng, (257, 299), ">f8")
+    paths = save(kinds[0], "a", a, (100, 64)), save(kinds[1], "b", b, (50, 70))
+    plan = multiply_files(*paths, out, memory=memory, verify=True)
+    assert plan.schedule is not None
+    assert plan.schedule.is_whole == (memory == "100MiB")
+    c = load(out)
+    assert c.dtype == plan.dtype == np.float64
+    assert np.array_equal(c, a @ b)
+    assert sorted(os.listdir()) == sorted({out, *(path.partition(":")[0] for path in paths)})
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    [
+        ((300,), (300, 500)),
+        ((5000, 30), (30,)),
+        ((7000,), (7000,)),
+        ((5, 1, 90, 80), (6, 80, 70)),
+        ((1, 1, 90, 80), (1, 80, 70)),
+        ((300, 30, 20), (20, 25)),
+        ((3, 150, 160), (160, 140)),
+        ((4, 70), (3, 70, 60)),
+        ((70,), (3, 70, 1)),
+        ((1, 70), (70,)),
+        ((1, 1), (1, 1)),
+        ((300, 0), (0, 300)),
+        ((0, 30), (30, 30)),
+    ],
+)
+@pytest.mark.parametrize("out", ["c.zarr", "c.h5"])
+def test_shapes_are_those_of_matmul(
+    folder: Path, rng: np.random.Generator, a_shape: Any, b_shape: Any, out: str
+) -> None:
+    a, b = small_integers(rng, a_shape, "float32"), small_integers(rng, b_shape, "float32")
+    expected = np.matmul(a, b)
+    for memory, (x, y) in (("400KiB", (Rows(a), Rows(b))), ("10MiB", (Rows(a, a_shape), Rows(b)))):
+        if 0 in a_shape:
+            x = Rows(a)
+        multiply_files(x, y, out, memory=memory)
+        c = load(out)
+        assert (c.shape, c.dtype) == (expected.shape, expected.dtype)
+        assert np.array_equal(c, expected)
+
+
+@pytest.mark.parametrize("dtype", ["int8", ">i2", "float16", "bool", "complex64", ">f8", "uint64"])
+@pytest.mark.parametrize("kind", ["zarr2", "zarr3", "gzip", "flat"])
+def test_every_type(folder: Path, rng: np.random.Generator, dtype: str, kind: str) -> None:
+    a, b = small_integers(rng, (60, 50), dtype), small_integers(rng, (50, 40), dtype)
+    out = "c.h5" if kind in ("gzip", "flat") else "c.zarr"
+    multiply_files(save(kind, "a", a), save(kind, "b", b), out)
+    c = load(out)
+    assert c.dtype == np.matmul(a, b).dtype
+    assert np.array_equal(c, np.matmul(a, b))
+
+
+@pytest.mark.parametrize("out", ["c.zarr", "c.h5", "c.npy"])
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_raw_floats_say_what_they_are(
+    folder: Path, rng: np.random.Generator, name: str, out: str
+) -> None:
+    dtype = getattr(ml_dtypes, name)
+    a = small_integers(rng, (60, 50), "float32", -1, 1).astype(dtype)
+    bits = a.view(f"u{a.itemsize}")
+    left, right = save("zarr3", "a", bits), save("gzip", "b", bits.T)
+    plan = multiply_files(f"{left}:{name}", f"{right}:{name}", out, dtype=dtype)
+    assert plan.dtype == dtype
+    c = load(out).view(dtype)
+    assert np.array_equal(c, (a.astype("f4") @ a.T.astype("f4")).astype(dtype))
+    multiply_files(f"{left}:{name}", f"{right}:{name}", f"again_{out}", dtype=dtype, verify=True)
+
+
+def test_a_store_is_read_along_its_chunks(folder: Path, rng: np.random.Generator) -> None:
+    a = small_integers(rng, (1000, 800), "float32")
+    b = small_integers(rng, (800, 900), "float32")
+    left, right = Rows(a, (200, 160)), Rows(b, (160, 90))
+    plan = multiply_files(left, right, "c.npy", memory="3MiB")
+    assert plan.schedule is not None
+    assert not plan.schedule.is_whole
+    assert np.array_equal(load("c.npy"), a @ b)
+    for store in (left, right):
+        for box in store.asked:
+            for part, size, chunk in zip(box, store.shape, store.chunks, strict=True):
+                assert part.start % chunk == 0
+                assert part.stop % chunk == 0 or part.stop == size
+    read = sum(a[box].nbytes for box in left.asked) + sum(b[box].nbytes for box in right.asked)
+    assert read == plan.schedule.read_bytes
+
+
+def test_an_output_has_chunks_that_no_two_tiles_share(
+    folder: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = (small_integers(rng, (1700, 1700), "float32") for _ in range(2))
+    written = []
+    put = zarr.Array.__setitem__
+
+    def remembering(self: Any, box: Any, values: Any) -> None:
+        written.append(box)
+        put(self, box, values)
+
+    monkeypatch.setattr(zarr.Array, "__setitem__", remembering)
+    for memory in ("2MiB", "5MiB", "12MiB"):
+        written.clear()
+        plan = multiply_files(Rows(a), Rows(b), "c.zarr", memory=memory)
+        assert plan.schedule is not None
+        assert not plan.schedule.is_whole
+        chunks = zarr.open_array("c.zarr", mode="r").chunks
+        for box in written:
+            for part, chunk in zip(box, chunks, strict=True):
+                assert part.start % chunk == 0
+                assert part.stop % chunk == 0 or part.stop == 1700
+        assert min(chunks) >= 16
+        assert 8 << 10 < math.prod(chunks) * 4 <= 4 << 20
+        assert np.array_equal(load("c.zarr"), a @ b)
+
+
+def test_an_output_has_the_format_of_its_operands(folder: Path) -> None:
+    x = np.ones((4, 4))
+    two, three, none = save("zarr2", "two", x), save("zarr3", "three", x), save("npy", "none", x)
+    for a, b, kind in ((two, three, 2), (three, none, 3), (none, none, 3)):
+        multiply_files(a, b, "c.zarr")
+        assert zarr.open_array("c.zarr", mode="r").metadata.zarr_format == kind
+
+
+@pytest.mark.parametrize("kind", ["zarr3", "gzip"])
+def test_what_is_held_is_what_was_planned(
+    folder: Path, rng: np.random.Generator, kind: str
+) -> None:
+    a, b = (small_integers(rng, (1200, 1200), "float32") for _ in range(2))
+    paths = save(kind, "a", a, (150, 150)), save(kind, "b", b, (150, 150))
+    multiply_files(*paths, "c.zarr", memory="4MiB")  # what is imported on the way stays
+    tracemalloc.start()
+    plan = multiply_files(*paths, "c.zarr", memory="4MiB")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert plan.schedule is not None
+    assert not plan.schedule.is_whole
+    assert plan.held_bytes <= 4 << 20
+    assert peak <= plan.held_bytes + (512 << 10)
+
+
+def test_a_chunk_larger_than_the_budget_is_refused_with_the_numbers(folder: Path) -> None:
+    x = Rows(np.ones((1000, 1000)), (1000, 1000))
+    with pytest.raises(BudgetError, match=r"take 2\d\.\d+ MiB, 22\.\d+ MiB of it for chunks, and"):
+        multiply_files(x, x, "c.npy", memory="5MiB")
+    assert not os.listdir()
+
+
+def test_stores_of_the_callers_own(folder: Path, rng: np.random.Generator) -> None:
+    a = small_integers(rng, (300, 200), "float32")
+    b = small_integers(rng, (200, 250), "float32")
+    for out in (np.full((300, 250), np.nan, np.float32), Rows(np.zeros((300, 250), ">f4"))):
+        multiply_files(Rows(a), np.asfortranarray(b), out, memory="300KiB", verify=True)
+        assert np.array_equal(np.asarray(getattr(out, "array", out)), a @ b)
+    zarr.create_array("a.zarr", data=a, chunks=(64, 64))
+    with h5py.File("b.h5", "w") as file:
+        file["b"] = b
+        made = zarr.create_array("c.zarr", shape=(300, 250), chunks=(70, 60), dtype="f4")
+        multiply_files(zarr.open_array("a.zarr", mode="r"), file["b"], made, memory="600KiB")
+    assert np.array_equal(load("c.zarr"), a @ b)
+    assert sorted(os.listdir()) == ["a.zarr", "b.h5", "c.zarr"]
+    with pytest.raises(ShapeError, match=r"out \(Rows\) has shape \(3, 3\), the result \(300, 25"):
+        multiply_files(Rows(a), Rows(b), Rows(np.zeros((3, 3), "f4")))
+    with pytest.raises(DTypeError, match=r"out \(Rows\) has dtype float64, and the result float32"):
+        multiply_files(Rows(a), Rows(b), Rows(np.zeros((300, 250))))
+
+
+def test_a_plan_for_files_can_be_made_called_and_watched(
+    folder: Path, rng: np.random.Generator
+) -> None:
+    a = small_integers(rng, (300, 200), "float32")
+    left, right = save("zarr3", "a", a, (50, 50)), save("npy", "b", a.T)
+    plan = tw.plan(left, Path(right), memory="500KiB", verify=True)
+    assert "a.zarr (300, 200) float32 @ b.npy (200, 300) float32" in str(plan)
+    assert "a.zarr once" in str(plan)
+    assert not os.path.exists("c.npy")
+    seen: list[Progress] = []
+    assert plan(left, right, out="c.npy", progress=seen.append) == "c.npy"
+    assert np.array_equal(np.load("c.npy"), a @ a.T)
+    assert seen[-1].flops == seen[-1].total_flops == 2 * 300 * 300 * 200
+    save("npy", "b", a.T[:, :299])
+    with pytest.raises(ShapeError, match=r"b\.npy \(200, 299\).* is not what this plan is for"):
+        plan(left, right, out="c.npy")
+    with pytest.raises(OptionError, match="progress= is for products of files"):
+        tw.plan(a, a.T)(a, a.T, progress=seen.append)
+    with pytest.raises(FileError, match="out is NoneType, neither a path nor a store"):
+        plan(left, right)
+    for call in (tw.matmul, lambda x, y: tw.plan(a, a.T)(x, y)):
+        with pytest.raises(DTypeError, match=r"a is the text 'a\.zarr'; .* multiply_files"):
+            call(left, right)
+
+
+def test_arrays_within_files_are_found_by_path_or_by_being_alone(folder: Path) -> None:
+    x = np.ones((3, 4))
+    zarr.open_group("g.zarr", mode="w").create_array("in/x", data=x)
+    with h5py.File("x.h5", "w") as file:
+        file["in/x"] = x
+        file["soft"] = h5py.SoftLink("/in/x")
+    for path in ("g.zarr", "g.zarr:/in/x", "g.zarr/in/x", "x.h5", "x.h5:/in/x", "x.h5:/soft"):
+        with open_matrix(path, "a") as found:
+            assert (found.shape, found.dtype) == ((3, 4), x.dtype)
+    zarr.open_group("g.zarr", mode="r+").create_array("y", data=x)
+    with h5py.File("x.h5", "r+") as file:
+        file["y"] = x
+    for path, words in (
+        ("g.zarr", r"a \(g\.zarr\) is a group; name one of its arrays \(there: /in/x, /y\)"),
+        ("g.zarr:/z", r"a \(g\.zarr:/z\) has no array /z; there: /in/x, /y"),
+        ("x.h5", r"a \(x\.h5\) has 2 datasets: /in/x, /y; name one, as in x\.h5:/in/x"),
+        ("x.h5:/z", r"a \(x\.h5:/z\) has no dataset /z; there: /in/x, /y"),
+        ("x.h5:/in", r"/in is a group, not a dataset"),
+    ):
+        with pytest.raises(FileError, match=words):
+            open_matrix(path, "a")
+
+
+def test_hdf5_that_does_not_lie_in_one_stretch(folder: Path, rng: np.random.Generator) -> None:
+    a = small_integers(rng, (120, 90), "float32")
+    with h5py.File("other.h5", "w", userblock_size=1024) as file:
+        file["x"] = a
+    a[:60].tofile("raw.bin")
+    with h5py.File("a.h5", "w") as file:
+        file["link"] = h5py.ExternalLink("other.h5", "/x")
+        layout = h5py.VirtualLayout((240, 90), "f4")
+        layout[:120] = layout[120:] = h5py.VirtualSource("other.h5", "/x", shape=(120, 90))
+        file.create_virtual_dataset("virtual", layout)
+        file.create_dataset("external", (60, 90), "f4", external=[("raw.bin", 0, a.nbytes // 2)])
+        file["compact"] = a[:2, :2]
+        file.create_dataset("late", (60, 90), "f4", fillvalue=2)  # nothing was ever written
+    for name, expected in (
+        ("link", a),
+        ("virtual", np.concatenate([a, a])),
+        ("external", a[:60]),
+        ("compact", a[:2, :2]),
+        ("late", np.full((60, 90), 2, "f4")),
+    ):
+        multiply_files(f"a.h5:/{name}", np.eye(expected.shape[1], dtype="f4"), "c.npy")
+        assert np.array_equal(np.load("c.npy"), expected), name
+
+
+def test_an_output_replaces_its_like_and_nothing_else(folder: Path) -> None:
+    x = save("npy", "x", np.eye(4))
+    for out in ("c.h5", "c.h5:/deep/c", "c.zarr"):
+        name = out.partition(":")[0]
+        for _ in range(2):
+            multiply_files(x, x, out)
+        if out != "c.zarr":
+            with h5py.File(name, "r+") as file:
+                file["precious"] = 1
+            with pytest.raises(FileError, match="holds more than .*, and a result gets an HDF5"):
+                multiply_files(x, x, out)
+            os.unlink(name)
+    zarr.open_group("g.zarr", mode="w").create_array("x", data=np.ones(3))
+    multiply_files(x, x, "g.zarr/c")
+    multiply_files(x, x, "g.zarr:/c")
+    assert sorted(name for name, _ in zarr.open_group("g.zarr", mode="r").members()) == ["c", "x"]
+    Path("f.zarr").mkdir()
+    Path("f.zarr/precious").touch()
+    for out in ("g.zarr", "f.zarr"):
+        with pytest.raises(FileError, match="is there, and is not a Zarr array; give the result"):
+            multiply_files(x, x, out)
+    with pytest.raises(FileError, match=r"is the same file as a \(g\.zarr/c\)"):
+        multiply_files("g.zarr/c", x, "g.zarr/c")
+
+
+def spoil_chunk(path: str, chunk: tuple[int, int]) -> None:
+    if path.endswith(".zarr"):
+        Path(path, "c", *map(str, chunk)).write_bytes(b"no chunk of yours")
+        return
+    with h5py.File("a.h5") as file:
+        x = file["group/x"]
+        start = tuple(i * size for i, size in zip(chunk, x.chunks, strict=True))
+        place = x.id.get_chunk_info_by_coord(start).byte_offset
+    with open("a.h5", "r+b") as raw:
+        raw.seek(place)
+        raw.write(bytes(60))
+
+
+@pytest.mark.parametrize("kind", ["zarr3", "gzip"])
+@pytest.mark.parametrize("memory", ["2MiB", "64MiB"])
+def test_a_chunk_that_cannot_be_read_is_named(folder: Path, kind: str, memory: str) -> None:
+    x = np.random.default_rng(1).standard_normal((600, 600))
+    path = save(kind, "a", x, (100, 150))
+    spoil_chunk(path, (3, 2))
+    threads = threading.active_count()
+    with pytest.raises(
+        FileError, match=r"a \(a\..*\) cannot be read at chunk \(3, 2\), \[300:400, 300:\d+\]: \w+:"
+    ) as raised:
+        multiply_files(path, Rows(x), "c.npy", memory=memory)
+    if memory == "2MiB":
+        assert any(note.startswith("on tile ") for note in raised.value.__notes__)
+    assert threading.active_count() <= threads + 2 * (kind == "zarr3")  # zarr keeps its own
+    assert main(["mul", path, path, "-o", "c.npy", "--memory", memory]) == 2
+
+
+class Failing(Rows):
+    """A store that fails on some requests."""
+
+    def __init__(self, array: Any, error: BaseException, after: int = 3) -> None:
+        super().__init__(array)
+        self.error, self.after = error, after
+
+    def __getitem__(self, box: Any) -> Any:
+        if len(self.asked) == self.after:
+            raise self.error
+        return super().__getitem__(box)
+
+    def __setitem__(self, box: Any, values: Any) -> None:
+        self.asked.append(box)
+        if len(self.asked) > self.after:
+            raise self.error
+        super().__setitem__(box, values)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (ConnectionError("the line is dead"), FileError, "ConnectionError: the line is dead"),
+        (ValueError(7), FileError, "ValueError: 7"),
+        (MemoryError("none left"), MemoryError, "none left"),
+        (SystemExit(3), tw.TilewiseError, r"a thread at work on tile \d+ ended: SystemExit\(3\)"),
+        (KeyboardInterrupt(), tw.TilewiseError, "a thread at work .* ended: KeyboardInterrupt"),
+    ],
+)
+@pytest.mark.parametrize("side", ["a", "out"])
+def test_a_store_that_raises_or_ends_its_thread_is_an_error_of_the_caller(
+    folder: Path, error: BaseException, raised: Any, words: str, side: str
+) -> None:
+    x = np.ones((400, 400), np.float32)
+    a = Failing(x, error) if side == "a" else Rows(x)
+    out = Failing(np.zeros_like(x), error) if side == "out" else "c.npy"
+    threads = threading.active_count()
+    with pytest.raises(raised, match=words) as caught:
+        multiply_files(a, Rows(x), out, memory="400KiB")
+    assert "tile" in f"{caught.value} {getattr(caught.value, '__notes__', '')}"
+    assert threading.active_count() == threads
+    assert not os.listdir()
+    multiply_files(Rows(x), Rows(x), "c.npy", memory="400KiB")  # and the next product works
+
+
+def test_a_store_that_gives_something_else_is_refused(folder: Path) -> None:
+    x = np.ones((400, 400), np.float32)
+    for wrong in (lambda y: y[:1], lambda y: y.astype("f8")):
+        store = Rows(x)
+        store.__class__ = type(
+            "Lying", (Rows,), {"__getitem__": lambda self, box, wrong=wrong: wrong(self.array[box])}
+        )
+        with pytest.raises(FileError, match=r"a \(Lying\) gave \(.*\) float.* for \[.*\], which"):
+            multiply_files(store, x, "c.npy", memory="400KiB")
+
+
+@pytest.mark.parametrize("module", ["h5py", "zarr"])
+def test_a_missing_library_is_named_with_its_extra(
+    folder: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, out = ("flat", "c.h5") if module == "h5py" else ("zarr3", "c.zarr")
+    path, x = save(kind, "a", np.eye(3)), save("npy", "x", np.eye(3))
+    extra = "hdf5" if module == "h5py" else "zarr"
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(FileError, match=rf"pip install 'tilewise\[{extra}\]'"):
+        multiply_files(path, x, "c.npy")
+    with pytest.raises(FileError, match=rf"out \(.*\) is .*pip install 'tilewise\[{extra}\]'"):
+        multiply_files(x, x, out)
+    assert not any(name.startswith("c.") for name in os.listdir())
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_parts_cover_a_box_once_along_its_chunks(data: Any) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+    chunks = tuple(data.draw(st.integers(1, 5)) for _ in sizes)
+    box = []
+    for size in sizes:
+        start = data.draw(st.integers(0, size - 1))
+        box.append(slice(start, data.draw(st.integers(start + 1, size))))
+    most = data.draw(st.integers(1, 200))
+    count = np.zeros(sizes, int)
+    for part in parts(tuple(box), chunks, most):
+        count[part] += 1
+        assert count[part].size <= max(most, math.prod(chunks))
+        for piece, whole, chunk in zip(part, box, chunks, strict=True):
+            assert piece.start % chunk == 0 or piece.start == whole.start
+            assert piece.stop % chunk == 0 or piece.stop == whole.stop
+    assert count.sum() == count[tuple(box)].sum() == count[tuple(box)].size
+    assert count.max() == 1
+
+
+def test_any_box_of_a_store(rng: np.random.Generator) -> None:
+    x = small_integers(rng, (5, 6, 7), "int16")
+    matrix = StoreMatrix.of(Rows(x, (2, 3, 4)), "a", "x", x.dtype)
+    assert matrix.strides == x.strides
+    for most in (2, 60, 10_000):
+        cut = matrix.as_panels(x.shape, most)
+        for box in itertools.product(*[(slice(0, n), slice(1, n - 1)) for n in x.shape]):
+            buffer = np.full(x.nbytes + 8, 0xFF, np.uint8)
+            assert np.array_equal(cut.read(box, buffer), x[box])
+            assert np.array_equal(cut.view(box, buffer), x[box])

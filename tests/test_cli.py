@@ -317,7 +317,9 @@ def test_an_interrupt_keeps_what_is_finished(
     assert re.fullmatch(message, err.strip()), err
     assert names(folder) == ["A.npy", "B.npy", "C.npy", "C.npy.journal", "C.npy.part", "X.npy"]
     assert Path("C.npy").read_bytes() == b"what was there"
-    assert run(*command.split()[1:]).returncode == 0
+    done = run(*command.split()[1:])
+    assert done.returncode == 0
+    assert re.search(r"GFLOP/s\), \d+% of it in an earlier run$", done.stdout.strip())
     assert np.array_equal(np.load("C.npy"), x @ x)
     assert names(folder) == ["A.npy", "B.npy", "C.npy", "X.npy"]
 

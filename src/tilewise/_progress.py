@@ -22,10 +22,10 @@ LINE_SECONDS = 30.0
 
 
 @contextmanager
-def shown(out: str, *, is_quiet: bool) -> Iterator[Report | None]:
-    """Yield what to call with each `Progress`; None if nothing is to be shown."""
+def shown(out: str, *, is_quiet: bool) -> Iterator[Report]:
+    """Yield what to call with each `Progress`."""
     if is_quiet:
-        yield None
+        yield lambda _: None
     elif not sys.stderr.isatty():
         yield _line_by_line(out)
     else:

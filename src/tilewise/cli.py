@@ -27,6 +27,7 @@ from .explain.command import explain_command
 
 if TYPE_CHECKING:
     from .outofcore.files import Matrix
+    from .outofcore.pipeline import Progress
 
 __all__ = ["app", "main"]
 
@@ -155,8 +156,15 @@ def mul(
     from .outofcore.pipeline import multiply_files
 
     start = time.perf_counter()
+    kept = computed = 0
+
+    def watch(reached: Progress) -> None:
+        nonlocal kept, computed
+        kept, computed = reached.kept_flops, reached.flops - reached.kept_flops
+        show(reached)
+
     try:
-        with shown(out, is_quiet=quiet) as progress:
+        with shown(out, is_quiet=quiet) as show:
             plan = multiply_files(
                 a,
                 b,
@@ -166,20 +174,20 @@ def mul(
                 precision=precision,
                 devices=_split(devices),
                 verify=verify,
-                progress=progress,
+                progress=watch,
             )
     except KeyboardInterrupt as error:
-        kept = "; ".join(getattr(error, "__notes__", ["nothing was written"]))
-        raise _Interrupted(f"interrupted; {kept}") from error
+        stays = "; ".join(getattr(error, "__notes__", ["nothing was written"]))
+        raise _Interrupted(f"interrupted; {stays}") from error
     seconds = time.perf_counter() - start
     if as_json:
         _print_json({"out": out, "seconds": seconds, "verified": verify, "plan": plan.to_dict()})
     elif not quiet:
-        flops = plan.schedule.flops if plan.schedule is not None else 0
+        before = f", {kept / (kept + computed):.0%} of it in an earlier run" if kept else ""
         size = _memory.format_bytes(math.prod(plan.shape) * plan.dtype.itemsize)
         print(
             f"{out}: {plan.shape} {plan.dtype}, {size}, in {seconds:.1f} s "
-            f"({flops / seconds / 1e9:.1f} GFLOP/s)" + (", verified" if verify else "")
+            f"({computed / seconds / 1e9:.1f} GFLOP/s){before}" + (", verified" if verify else "")
         )
         if plan.dtype.isbuiltin != 1 and out.endswith(".npy"):
             print(f"NumPy reads it as raw bytes: np.load({out!r}).view(ml_dtypes.{plan.dtype})")

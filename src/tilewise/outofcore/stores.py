@@ -116,6 +116,7 @@ class StoreMatrix:
         into = self.view(box, buffer)
         for part in parts(box, self.chunks, self.part_bytes // self.dtype.itemsize):
             into[_within(part, box)] = self._fetch(part)
+            release(self.store)
         return into
 
     def view(self, box: Box, buffer: NDArray[np.uint8]) -> NDArray[Any]:
@@ -238,6 +239,7 @@ class StoreOutput:
                 raise
             except Exception as error:
                 raise self._refused(part, error) from error
+            release(self.store)
 
     def sync(self) -> None:
         """Return when what was written is as durable as the store makes it."""

@@ -348,6 +348,8 @@ class Steps:
                 tile = BYTES_TILES["k" if along else "n"]
                 blocks[number] = matrices * math.prod(_tiles(x.rows, x.cols, *tile))
                 moved += matrices * x.rows * (x.cols + copy.strides.row)
+            if self._is_draft:
+                continue
             arguments |= _named(
                 f"{name}_source {name}_target {name}_rows {name}_columns {name}_inner",
                 *(x.pointer, copy.pointer, x.rows, x.cols, inner),

@@ -186,7 +186,7 @@ class Plan:
             f"bits       {self.bits}",
         ]
         if self.recipe is not None:
-            names = ", ".join(step.kernel for step in self.recipe.steps) or "none"
+            names = ", ".join(dict.fromkeys(step.kernel for step in self.recipe.steps)) or "none"
             lines.insert(3, f"kernels    {names}; about {self.recipe.expected_us:.0f} µs")
         if self.verify:
             lines.append("verify     the result is checked before it is returned")

@@ -178,7 +178,7 @@ def operands(
                 elif kind == "positive":
                     x.uniform_(1, 1.125)
                 elif kind == "lognormal":
-                    x.mul_(torch.exp(12 * torch.randn_like(x)))
+                    x.mul_(torch.exp(48 * torch.rand_like(x) - 24))
             if kind.startswith("NaN"):
                 a[: int(kind.split()[2]), k // 2] = math.nan
         yield sets

@@ -1,0 +1,281 @@
+"""Which schedule a GPU multiplies host operands by, and which part of C each of several gets.
+
+Pure. Candidates differ in what stays on the device: both operands, one of them, a batch's
+matrices, or a tile of C; the one that is expected to be done first is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+from .cuts import count, cuts, even
+from .device_schedule import Factor, Job, Rates, Schedule, round_up
+from .schedule import Box, batch_slices
+
+__all__ = ["candidates", "choose", "deal", "least_bytes", "resident", "sample"]
+
+#: Tiles are cut at multiples of this: of the tiles of every kernel, and of the lines of a cache.
+_GRAIN = 128
+
+#: Panels of an operand where all of it stays on the device, if both are of a size: more of them
+#: start sooner, fewer fill the device better; 16 of each are slower at any size (docs/facts.md).
+_PANELS = (8, 4)
+#: Where K is cut, this many panels of each operand are on the device: one at work, two on the way.
+_RING = 3
+
+#: Of the candidates that look best, so many are completed by their kernels.
+_TRIED = 6
+
+_SAMPLE = 1024
+
+#: A copy below this does not fill the bus, so many small matrices go together.
+_CHUNK_BYTES = 16 << 20
+_MOST_CHUNKS = 16
+_LARGEST_CHUNK = 256 << 20
+
+#: Completes a schedule by workspace and time of its launches; None if they do not fit.
+Fit = Callable[[Schedule], Schedule | None]
+
+
+def choose(
+    job: Job, budget_bytes: int, rates: Rates, fit: Fit, workspace: float = 0.0
+) -> Schedule | None:
+    """Return the schedule that is expected to be done first, or None if none fits the budget.
+
+    Parameters
+    ----------
+    job : Job
+    budget_bytes : int
+    rates : Rates
+    fit : callable
+        Completes a candidate by what its launches really take.
+    workspace : float
+        About what a launch takes, for each byte of its operands.
+
+    Notes
+    -----
+    Where both operands fit, they are read once, and nothing moves less.
+    """
+    staying = (fit(replace(s, budget_bytes=budget_bytes)) for s in resident(job))
+    if fitting := [s for s in staying if s is not None]:
+        return min(fitting, key=lambda s: s.seconds(rates)[0])
+    # Kernels have ways that take less workspace, or round up what they take.
+    for share in (workspace, 2 * workspace + 1 / 4, 0.0, 4 * workspace + 1):
+        ranked = sorted(
+            (
+                (s.seconds(rates, _compute_s(s, rates, share))[0], i, s)
+                for i, s in enumerate(candidates(job, budget_bytes, share))
+            ),
+        )[:_TRIED]
+        near = [s for seconds, _, s in ranked if seconds <= 2 * ranked[0][0]]
+        fitted = (fit(replace(s, budget_bytes=budget_bytes)) for s in near)
+        if fitting := [s for s in fitted if s is not None]:
+            return min(fitting, key=lambda s: s.seconds(rates)[0])
+    return None
+
+
+def candidates(job: Job, budget_bytes: int, workspace: float = 0.0) -> Iterator[Schedule]:
+    """Yield schedules in which panels come and go, and whose buffers fit a budget."""
+    job = replace(job, is_gram=False)
+    every = [
+        _many(job, budget_bytes, workspace),
+        _lines_within(job, budget_bytes, workspace, "rows"),
+        _lines_within(job, budget_bytes, workspace, "columns"),
+    ]
+    if 0 < job.piece < job.k:
+        every.append(_pieces_within(job, budget_bytes, workspace))
+    return (s for s in itertools.chain(*every) if s.held_bytes <= budget_bytes)
+
+
+def least_bytes(job: Job) -> int:
+    """Return what the buffers of the smallest schedule take, workspace aside."""
+    job = replace(job, is_gram=False)
+    small = replace(
+        _plain(job), tile_m=min(job.m, _GRAIN), tile_n=min(job.n, _GRAIN), a_slots=1, b_slots=1
+    )
+    cut = replace(small, tile_k=job.piece) if 0 < job.piece < job.k else small
+    return min(small.held_bytes, cut.held_bytes)
+
+
+def sample(job: Job) -> Schedule:
+    """Return the schedule of one launch of usual size, of a part of a product."""
+    job = replace(
+        job,
+        batch=(),
+        a=replace(job.a, size=min(job.m, _SAMPLE), batch=()),
+        b=replace(job.b, size=min(job.n, _SAMPLE), batch=()),
+        is_gram=False,
+        piece=0,
+    )
+    return replace(_plain(job), a_slots=1, b_slots=1)
+
+
+def deal(job: Job, devices: int) -> list[tuple[Job, Box]]:
+    """Return each device's part of a product and where in C it is; fewer where there is less work.
+
+    C is cut along a batch axis, if one is long enough, or else along the operand that is larger, so
+    that what all devices need is the smaller one.
+    """
+    whole = tuple(slice(0, size) for size in (*job.batch, job.m, job.n))
+    if devices == 1:
+        return [(job, whole)]
+    job = replace(job, is_gram=False)
+    parts: list[tuple[Job, Box]] = []
+    axis = max(range(len(job.batch)), key=lambda i: job.batch[i], default=None)
+    if axis is not None and job.batch[axis] >= devices:
+        for part in cuts(job.batch[axis], count(job.batch[axis], devices)):
+            size = part.stop - part.start
+            batch = (*job.batch[:axis], size, *job.batch[axis + 1 :])
+            own = [_with_batch(x, len(job.batch), axis, size) for x in (job.a, job.b)]
+            share = replace(job, batch=batch, a=own[0], b=own[1])
+            parts.append((share, (*whole[:axis], part, *whole[axis + 1 :])))
+        return parts
+    a_bytes, b_bytes = job.a.nbytes(job.m, job.k), job.b.nbytes(job.n, job.k)
+    by_rows = job.m >= devices and (a_bytes >= b_bytes or job.n < devices)
+    x = job.a if by_rows else job.b
+    step = count(x.size, devices)
+    if step >= _GRAIN:
+        step = round_up(step, _GRAIN)
+    for part in cuts(x.size, step):
+        own_x = replace(x, size=part.stop - part.start)
+        share = replace(job, a=own_x) if by_rows else replace(job, b=own_x)
+        last = (part, whole[-1]) if by_rows else (whole[-2], part)
+        parts.append((share, (*whole[:-2], *last)))
+    return parts
+
+
+def _plain(job: Job) -> Schedule:
+    return Schedule(
+        job=job,
+        order="rows",
+        tile_m=max(job.m, 1),
+        tile_n=max(job.n, 1),
+        tile_k=max(job.k, 1),
+        a_slots=2,
+        b_slots=2,
+        c_slots=2,
+        budget_bytes=0,
+    )
+
+
+def resident(job: Job) -> Iterator[Schedule]:
+    """Yield schedules whose operands stay on the device, if there is one matrix alone."""
+    if job.matrices != 1:
+        return
+    a_bytes, b_bytes = job.a.nbytes(job.m, job.k), job.b.nbytes(job.n, job.k)
+    skew = 1.0 if job.is_gram else math.sqrt(a_bytes / b_bytes)
+    for panels in _PANELS:
+        a_panels, b_panels = (
+            1 if panels * s < 3 else min(round(panels * s), 4 * panels) for s in (skew, 1 / skew)
+        )
+        tile_m = even(job.m, count(job.m, a_panels), _GRAIN)
+        tile_n = tile_m if job.is_gram else even(job.n, count(job.n, b_panels), _GRAIN)
+        for c_slots in (4, 2):
+            yield replace(
+                _plain(job),
+                order="corner",
+                tile_m=tile_m,
+                tile_n=tile_n,
+                a_slots=1,
+                b_slots=1,
+                c_slots=c_slots,
+            )
+
+
+def _many(job: Job, budget_bytes: int, workspace: float) -> Iterator[Schedule]:
+    """Yield the schedule of whole matrices of a batch, several at a time if they are small."""
+    if job.matrices == 1:
+        return
+    plain = _plain(replace(job, is_gram=False))
+    each = job.a.nbytes(job.m, job.k) + job.b.nbytes(job.n, job.k)
+    each += job.m * job.n * job.sum_itemsize
+    most = min(int(budget_bytes / ((2 + workspace) * each)), job.matrices)
+    wanted = max(_CHUNK_BYTES // max(each, 1), job.matrices // _MOST_CHUNKS, 1)
+    wanted = min(wanted, max(_LARGEST_CHUNK // max(each, 1), 1), most)
+    if wanted < 1:
+        return
+    at_once = max(
+        math.prod(part.stop - part.start for part in at) for at in batch_slices(job.batch, wanted)
+    )
+    yield replace(plain, at_once=at_once)
+
+
+def _lines_within(
+    job: Job, budget_bytes: int, workspace: float, order: Literal["rows", "columns"]
+) -> Iterator[Schedule]:
+    outer, inner = (0, 1) if order == "rows" else (1, 0)
+    sizes = (job.m, job.n)
+    for inner_tile in _sizes(sizes[inner]):
+        panels = count(sizes[inner], inner_tile)
+        panel = job.panel_bytes(1 if inner else 0, inner_tile, job.k)
+        for inner_slots, outer_slots in itertools.product({min(2, panels), panels}, (1, 2)):
+            room = budget_bytes - (inner_slots + workspace) * panel
+            line = (outer_slots + workspace) * job.panel_bytes(1 if outer else 0, 1, job.k)
+            line += 2 * inner_tile * job.sum_itemsize
+            if room < line:
+                continue
+            outer_tile = even(sizes[outer], min(int(room / line), sizes[outer]), _GRAIN)
+            tiles, slots = (outer_tile, inner_tile), (outer_slots, inner_slots)
+            if order == "columns":
+                tiles, slots = tiles[::-1], slots[::-1]
+            yield replace(
+                _plain(job),
+                order=order,
+                tile_m=tiles[0],
+                tile_n=tiles[1],
+                a_slots=slots[0],
+                b_slots=slots[1],
+            )
+
+
+def _pieces_within(job: Job, budget_bytes: int, workspace: float) -> Iterator[Schedule]:
+    for tile_n, c_slots in itertools.product(_sizes(job.n), (1, 2)):
+        panels = _RING + workspace
+        room = budget_bytes - panels * job.panel_bytes(1, tile_n, job.piece)
+        line = panels * job.panel_bytes(0, 1, job.piece) + c_slots * tile_n * job.sum_itemsize
+        if room < line:
+            continue
+        yield replace(
+            _plain(job),
+            tile_m=even(job.m, min(int(room / line), job.m), _GRAIN),
+            tile_n=tile_n,
+            tile_k=job.piece,
+            a_slots=_RING,
+            b_slots=_RING,
+            c_slots=c_slots,
+        )
+
+
+def _compute_s(schedule: Schedule, rates: Rates, workspace: float) -> float:
+    """Return about how long the launches take.
+
+    The last wave of tiles of each is not full, and each makes its workspace anew.
+    """
+    job = schedule.job
+    tiles = count(schedule.tile_m, _GRAIN) * count(schedule.tile_n, _GRAIN) * schedule.at_once
+    waves = count(tiles, rates.multiprocessors)
+    panels = job.a.nbytes(schedule.tile_m, schedule.tile_k)
+    panels += job.b.nbytes(schedule.tile_n, schedule.tile_k)
+    made = schedule.launches * schedule.at_once * workspace * panels
+    full = job.flops / rates.flops * waves * rates.multiprocessors / tiles
+    return full + 2 * made / rates.device_bytes
+
+
+def _with_batch(x: Factor, axes: int, axis: int, size: int) -> Factor:
+    """Return an operand of which a part of a batch axis of the product is taken."""
+    own = axis - (axes - len(x.batch))
+    if own < 0 or x.batch[own] == 1:
+        return x
+    return replace(x, batch=(*x.batch[:own], size, *x.batch[own + 1 :]))
+
+
+def _sizes(size: int) -> list[int]:
+    """Return the tile sizes to try along an axis, each about a quarter smaller."""
+    sizes = [max(size, 1)]
+    while sizes[-1] > _GRAIN:
+        sizes.append(even(size, max(sizes[-1] * 3 // 4, _GRAIN), _GRAIN))
+    return list(dict.fromkeys(sizes))

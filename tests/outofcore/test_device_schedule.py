@@ -1,0 +1,217 @@
+"""Schedules of GPUs, without a GPU: every element of C once, every panel there, budgets kept."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewise.outofcore.device_choice import candidates, choose, deal, least_bytes, resident
+from tilewise.outofcore.device_schedule import Factor, Job, Launch, Load, Rates, Schedule
+from tilewise.outofcore.schedule import pick
+
+
+@st.composite
+def jobs(draw: Any) -> Job:
+    """Products of a few hundred elements a side, stacks and operands that repeat included."""
+    batch = tuple(draw(st.lists(st.integers(1, 4), max_size=2)))
+    most = 300 if not batch else 40
+    m, n = draw(st.integers(1, most)), draw(st.integers(1, most))
+    k = draw(st.integers(1, 200))
+    own = [tuple(1 if draw(st.booleans()) else size for size in batch) for _ in range(2)]
+    batch = tuple(np.broadcast_shapes(*own))
+
+    def factor(size: int, batch: tuple[int, ...]) -> Factor:
+        return Factor(
+            size=size,
+            itemsize=draw(st.sampled_from([1, 2, 4, 8])),
+            along_k=draw(st.booleans()),
+            batch=batch,
+            repeats_size=size > 1 and draw(st.integers(0, 9)) == 0,
+            repeats_k=k > 1 and draw(st.integers(0, 9)) == 0,
+        )
+
+    return Job(
+        batch=batch,
+        k=k,
+        a=factor(m, own[0]),
+        b=factor(n, own[1][draw(st.integers(0, 1)) * len(own[1]) :] if batch else ()),
+        sum_itemsize=draw(st.sampled_from([4, 8])),
+        along_n=draw(st.booleans()),
+        piece=draw(st.sampled_from([0, 16, 64])),
+    )
+
+
+def every(job: Job, budget: int) -> Iterator[Schedule]:
+    fitting = (s for s in resident(job) if s.held_bytes <= budget)
+    yield from itertools.chain(fitting, itertools.islice(candidates(job, budget), 40))
+
+
+def follow(schedule: Schedule) -> None:
+    """Follow a schedule on names of panels in place of numbers, as late as a device may be."""
+    job = schedule.job
+    terms = np.zeros((*job.batch, job.m, job.n), np.int64)
+    writes = np.zeros_like(terms)
+    slots: dict[tuple[int, int], list[tuple[int, Any]]] = {}
+    last_use: dict[tuple[int, int], int] = {}
+    held: dict[int, Any] = {}  # which part of C is in a slot
+    number = 0
+    for each in schedule.operations():
+        if isinstance(each, Load):
+            place = (each.side, each.slot)
+            if each.after >= 0 or schedule.order != "corner":
+                assert each.after == last_use.get(place, -1), "a load waits for the last reader"
+            if schedule.order != "corner":
+                slots[place] = []
+            slots.setdefault(place, []).append((each.at, each.box))
+            assert each.slot < (schedule.b_slots if each.side else schedule.a_slots)
+            continue
+        for side, x, slot, at, part in (
+            (0, job.a, each.a_slot, each.a_at, each.c[-2]),
+            (1, job.b, each.b_slot, each.b_at, each.c[-1]),
+        ):
+            place = (0 if job.is_gram else side, slot)
+            last_use[place] = number
+            loads = slots[place]
+            own = pick(each.c[:-2], x.batch)
+            assert all(box[:-2] == own for _, box in loads[-1:])
+            covered: set[int] = set()
+            for start, box in loads:
+                axis = box[-2:][(side if not job.is_gram else 0)]
+                if x.repeats_size:
+                    assert axis == slice(0, 1)
+                    covered |= set(range(part.stop))
+                else:
+                    assert schedule.order != "corner" or start == axis.start
+                    covered |= set(range(axis.start, axis.stop))
+                    if schedule.order != "corner":
+                        assert (at, axis) == (0, part)
+            assert covered >= set(range(part.start, part.stop)), "a panel is not there"
+        if each.is_first:
+            held[each.c_slot] = each.c
+        assert held[each.c_slot] == each.c
+        assert each.c_slot < schedule.c_slots
+        assert np.prod(each.shape) * job.sum_itemsize <= schedule.c_slot_bytes
+        terms[each.c] += each.k
+        writes[each.c] += each.is_last
+        number += 1
+    assert (terms == job.k).all(), "every term of every element, once"
+    assert (writes == 1).all(), "every element of C is written once"
+
+
+@settings(deadline=None, max_examples=80)
+@given(jobs(), st.integers(0, 10**6), st.integers(1, 60))
+def test_a_schedule_does_all_the_work_with_what_is_there(job: Job, which: int, times: int) -> None:
+    budget = least_bytes(job) * times
+    made = list(every(job, budget))
+    for schedule in {made[(which + i) % len(made)] for i in range(4)} if made else ():
+        assert schedule.held_bytes <= budget
+        follow(schedule)
+
+
+@settings(deadline=None, max_examples=80)
+@given(jobs(), st.integers(1, 6))
+def test_devices_share_c_without_gap_or_overlap(job: Job, count: int) -> None:
+    shares = deal(job, count)
+    assert 1 <= len(shares) <= count
+    written = np.zeros((*job.batch, job.m, job.n), int)
+    for part, origin in shares:
+        written[origin] += 1
+        assert tuple(x.stop - x.start for x in origin) == (*part.batch, part.m, part.n)
+    assert (written == 1).all()
+
+
+def square(n: int, itemsize: int = 4, **options: Any) -> Job:
+    a = Factor(size=n, itemsize=itemsize, along_k=True)
+    b = Factor(size=n, itemsize=itemsize, along_k=False)
+    return Job(batch=(), k=n, a=a, b=b, sum_itemsize=itemsize, **options)
+
+
+def without_workspace(schedule: Schedule) -> Schedule | None:
+    """Kernels that need no workspace."""
+    return schedule if schedule.held_bytes <= schedule.budget_bytes else None
+
+
+@pytest.mark.parametrize("n", [4096, 16384, 40000])
+def test_what_fits_is_read_once(n: int) -> None:
+    chosen = choose(square(n), 120 << 30, Rates(), without_workspace)
+    assert chosen is not None
+    assert chosen.order == "corner"
+    assert chosen.read_bytes == 2 * 4 * n * n
+    assert chosen.written_bytes == 4 * n * n
+
+
+def test_a_product_with_its_own_transpose_is_read_once() -> None:
+    job = square(8192, is_gram=True)
+    job = replace(job, b=job.a)
+    chosen = choose(job, 120 << 30, Rates(), without_workspace)
+    assert chosen is not None
+    assert chosen.read_bytes == 4 * 8192**2
+    follow(replace(chosen, job=replace(job, k=1)))
+
+
+@pytest.mark.parametrize("budget", [1 << 28, 1 << 30, 2 << 30])
+@pytest.mark.parametrize("piece", [0, 1536])
+def test_a_budget_is_kept_and_used(budget: int, piece: int) -> None:
+    fast = Rates(flops=200e12)
+    chosen = choose(square(32768, piece=piece), budget, fast, without_workspace)
+    assert chosen is not None
+    assert chosen.held_bytes <= budget
+    tight = choose(square(32768, piece=piece), budget // 2, fast, without_workspace)
+    assert tight is not None
+    assert chosen.read_bytes < tight.read_bytes
+    assert chosen.seconds(fast)[0] < tight.seconds(fast)[0]
+
+
+def test_a_tile_of_c_that_stays_moves_less_than_a_panel_over_all_of_k() -> None:
+    fast = Rates(flops=200e12)
+    whole = choose(square(65536), 1 << 30, fast, without_workspace)
+    cut = choose(square(65536, piece=1536), 1 << 30, fast, without_workspace)
+    assert whole is not None
+    assert cut is not None
+    assert cut.pieces == 43
+    assert cut.read_bytes < whole.read_bytes
+
+
+def test_workspace_that_does_not_fit_makes_tiles_smaller() -> None:
+    budget = 1 << 30
+
+    def fit(schedule: Schedule) -> Schedule | None:
+        operands = schedule.a_store.slot_bytes + schedule.b_store.slot_bytes
+        made = replace(schedule, workspace_bytes=operands)
+        return made if made.held_bytes <= budget else None
+
+    free = choose(square(32768), budget, Rates(), without_workspace)
+    tight = choose(square(32768), budget, Rates(), fit)
+    assert free is not None
+    assert tight is not None
+    assert tight.held_bytes <= budget
+    assert tight.read_bytes > free.read_bytes
+
+
+def test_too_small_a_budget_has_no_schedule() -> None:
+    job = square(100_000, 8)
+    assert choose(job, least_bytes(job) // 2, Rates(), without_workspace) is None
+
+
+def test_small_matrices_of_a_batch_go_together() -> None:
+    factor = Factor(size=3, itemsize=4, along_k=True, batch=(480, 640))
+    vector = Factor(size=1, itemsize=4, along_k=True, batch=(480, 640))
+    job = Job(batch=(480, 640), k=3, a=factor, b=vector, sum_itemsize=4)
+    chosen = choose(job, 1 << 30, Rates(), without_workspace)
+    assert chosen is not None
+    assert len([x for x in chosen.operations() if isinstance(x, Launch)]) < 20
+    follow(chosen)
+
+
+def test_schedules_print_and_are_plain_data() -> None:
+    for schedule in every(square(4096, piece=1024), 200 << 20):
+        assert "MiB of" in str(schedule)
+        assert json.loads(json.dumps(schedule.to_dict()))["order"] == schedule.order

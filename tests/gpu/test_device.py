@@ -10,6 +10,7 @@ import pytest
 
 from tilewise.errors import BudgetError, DeviceError, OptionError
 from tilewise.runtime import device, driver, memory, streams
+from tilewise.runtime.pinned import Pinned
 
 pytestmark = pytest.mark.gpu
 
@@ -64,7 +65,7 @@ def test_memory_goes_and_comes_back() -> None:
 
 
 def test_pinned_memory() -> None:
-    with memory.Pinned(1 << 20) as pinned:
+    with Pinned(1 << 20) as pinned:
         pinned.array[:] = np.arange(1 << 20) % 251
         with memory.allocate(1 << 20, 0, streams.DEFAULT) as held:
             memory.write(held, pinned.array, streams.DEFAULT)
@@ -72,7 +73,7 @@ def test_pinned_memory() -> None:
             memory.read(held, copy, streams.DEFAULT)
         np.testing.assert_array_equal(copy, pinned.array)
     pinned.free()
-    with memory.Pinned(100) as again:  # what was unpinned can be pinned anew
+    with Pinned(100) as again:  # what was unpinned can be pinned anew
         assert again.array.nbytes == 100
 
 

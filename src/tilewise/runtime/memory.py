@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tilewise._memory import format_bytes
@@ -21,10 +20,7 @@ from tilewise.errors import BudgetError, DeviceError, describe
 from . import driver, streams
 from .device import current, facts, free_bytes
 
-__all__ = ["Memory", "Pinned", "Workspace", "allocate", "fill", "read", "workspace", "write"]
-
-_PAGE = 4096
-_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every GPU of the process
+__all__ = ["Memory", "Workspace", "allocate", "fill", "read", "workspace", "write"]
 
 
 class Memory:
@@ -117,37 +113,6 @@ def fill(memory: Memory, byte: int, stream: int) -> None:
             cuda.cuMemsetD8Async(memory.pointer, byte, memory.nbytes, stream),
             f"filling memory of cuda:{memory.index}",
         )
-
-
-class Pinned:
-    """Host memory that GPUs copy at full speed, as ``array``, one of bytes; a context manager.
-
-    Registering memory that has been touched takes a fifth of the time that cuMemAllocHost takes.
-    """
-
-    def __init__(self, nbytes: int, index: int = 0) -> None:
-        self.array: NDArray[np.uint8] = np.empty(max(nbytes, 1), np.uint8)
-        self.array[::_PAGE] = 0
-        self._index = index
-        with current(index) as cuda:
-            driver.check(
-                cuda.cuMemHostRegister(self.array.ctypes.data, self.array.nbytes, _PORTABLE),
-                f"pinning {format_bytes(nbytes)} of host memory",
-            )
-        self._is_held = True
-
-    def free(self) -> None:
-        """Unpin the memory; nothing may be copying it. A second time does nothing."""
-        if self._is_held:
-            self._is_held = False
-            with current(self._index) as cuda:
-                driver.check(cuda.cuMemHostUnregister(self.array.ctypes.data), "unpinning memory")
-
-    def __enter__(self) -> Pinned:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.free()
 
 
 class Workspace:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from functools import lru_cache
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +15,11 @@ from numpy.typing import NDArray
 from . import _arrays, _cpu, _memory
 from ._plan import Operand, Plan, make_plan
 from ._run import run_on_device, run_on_host
-from .errors import DeviceError, OptionError, ShapeError
+from .errors import BudgetError, DeviceError, DTypeError, OptionError, ShapeError
 from .numerics import dtypes
+
+if TYPE_CHECKING:
+    from ._streamed import Machine
 
 __all__ = ["gemm", "matmul", "plan"]
 
@@ -22,6 +27,10 @@ Array = NDArray[Any]
 
 #: What a plan has to know of a result that goes into host memory: that it has a place.
 _IN_HOST_MEMORY = ((), np.dtype(np.uint8), ())
+
+#: Multiplications below which host operands stay on the CPU unless a GPU is asked for: to look for
+#: one, and to start it, takes longer than they do.
+_OFFERED_WORK = 1 << 34
 
 
 def matmul(
@@ -60,10 +69,13 @@ def matmul(
         Of operands in device memory: where the product is put, anything with ``__cuda_stream__``.
         By default the stream their library works on now (torch, CuPy), or CUDA's default stream.
     memory : int or str, optional
-        Budget for what tilewise itself holds: the result, unless ``out`` is given, and its
-        workspace. Bytes, or text such as "2GiB" or "80%".
+        Budget for what tilewise itself holds, on the host and on each device: the result, unless
+        ``out`` is given, and its workspace; on a GPU that multiplies host operands, what of them is
+        there at a time. Bytes, or text such as "2GiB" or "80%".
     devices : str or list of str, optional
-        "cpu" or "cuda:0". By default operands are multiplied where they are.
+        "cpu", "cuda:0", or for host operands several GPUs. By default operands are multiplied
+        where they are, and large ones on the host by a GPU if that is expected to be done well
+        before the CPU; the plan says which, and why.
     verify : bool
         Check the result by `check` before it is returned or written.
 
@@ -234,17 +246,26 @@ def _plan_for(
     verify: bool,
 ) -> Plan:
     """Return the plan for adopted operands, made once for each set of layouts and options."""
+    names = None if devices is None else _device_names(devices)
+    is_on_gpu = hasattr(x, "owner")
+    machine = None if is_on_gpu or updates else _machine_for(x, y, names, memory)
     return _cached_plan(
         _key(x),
         _key(y),
-        None if out is None else _key(out) if hasattr(out, "owner") else _IN_HOST_MEMORY,
+        None if out is None else _key(out) if _has_layout(out, machine) else _IN_HOST_MEMORY,
         updates,
         None if dtype is None else dtypes.dtype_named(dtype),
         precision,
         None if memory is None else _memory.parse_budget(memory),
-        None if devices is None else _device_names(devices),
+        names,
+        machine,
         _switch(verify, "verify"),
     )
+
+
+def _has_layout(out: Any, machine: Machine | None) -> bool:
+    """Say whether a plan depends on where the result goes: on how it lies there."""
+    return hasattr(out, "owner") or (machine is not None and type(out) is np.ndarray)
 
 
 def _key(x: Any) -> tuple[Any, ...]:
@@ -266,46 +287,111 @@ def _cached_plan(
     precision: str | None,
     memory_bytes: int | None,
     devices: tuple[str, ...] | None,
+    machine: Machine | None,
     verify: bool,
 ) -> Plan:
     left, right = Operand(*a), Operand(*b)
-    return make_plan(
-        left,
-        right,
-        dtype=dtype,
-        precision=precision,
-        memory_bytes=memory_bytes,
-        out=None if out is None else Operand(*out),
-        updates=updates,
-        verify=verify,
-        gpu=_gpu_for(left.where, devices),
-        blas=_blas(),
+
+    def made(gpu: Any) -> Plan:
+        return make_plan(
+            left,
+            right,
+            dtype=dtype,
+            precision=precision,
+            memory_bytes=memory_bytes,
+            out=None if out is None else Operand(*out),
+            updates=updates,
+            verify=verify,
+            gpu=gpu,
+            machine=None if gpu is None else machine,
+            blas=_blas(),
+        )
+
+    if machine is None:
+        return made(_gpu_for(left.where, devices))
+    if not machine.is_offer:
+        return made(machine.gpus[0])
+    on_cpu = made(None)
+    try:
+        on_gpu = made(machine.gpus[0])
+    except (BudgetError, DTypeError):  # no room there, or no kernel
+        return on_cpu
+    from ._streamed import faster
+
+    return faster(on_gpu, on_cpu, machine)
+
+
+def _machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> Machine | None:
+    """Return what host operands are to be multiplied on, or None for the CPU alone.
+
+    If nobody says, a GPU is thought of when there is enough work, and there is one.
+    """
+    if names == ("cpu",):
+        return None
+    if names is None:
+        work = math.prod(x.shape) * (y.shape[-1] if len(y.shape) > 1 else 1)
+        if work < _OFFERED_WORK or getattr(x, "where", "memory") != "memory":
+            return None
+    from ._streamed import Machine
+    from .runtime import device, driver
+
+    if names is None and not driver.is_usable():
+        return None
+    found = []
+    for name in names or ("cuda:0",):
+        if name == "cpu":
+            raise OptionError(
+                f"devices={list(names or ())}: the CPU does not share a product with a GPU; name "
+                "one or the other"
+            )
+        try:
+            found.append(device.index_of(name))
+        except DeviceError as error:
+            raise DeviceError(f"device {name!r} was asked for, and {error}") from None
+    if len(set(found)) < len(found):
+        raise OptionError(f"devices={list(names or ())} names a device twice")
+    gpus = tuple(device.facts(index) for index in found)
+    return Machine(
+        gpus,
+        tuple(
+            _device_budget(device.free_bytes(gpu.index), memory, gpu.memory_bytes) for gpu in gpus
+        ),
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        type(x) is type(y) is np.ndarray
+        and x.__array_interface__["data"][0] == y.__array_interface__["data"][0],
+        names is None,
     )
 
 
-def _gpu_for(where: str, devices: tuple[str, ...] | None) -> Any:
-    """Return the facts of the GPU to multiply on, or None for the CPU.
+def _device_budget(free_bytes: int, memory: Any, whole_bytes: int) -> int:
+    """Return what may be taken of a device: what is asked for, as far as it is free.
 
-    Operands in device memory are multiplied there, operands on the host by the CPU unless a GPU is
-    asked for.
+    Of what is free a little is left, and the rest counted in few steps, so that plans are found
+    again.
     """
+    step = 1 << max(free_bytes.bit_length() - 5, 0)
+    free_bytes = free_bytes * 15 // 16 // step * step
+    asked = _memory.parse_budget(memory, whole_bytes)
+    return free_bytes if asked is None else min(asked, free_bytes)
+
+
+def _gpu_for(where: str, devices: tuple[str, ...] | None) -> Any:
+    """Return the facts of the GPU that device operands are on, or None for the CPU."""
+    if not where.startswith("cuda"):
+        return None
     if len(devices or ()) > 1:
         raise OptionError(
-            f"devices={list(devices or ())}: this version multiplies on one device at a time"
+            f"devices={list(devices or ())}: operands in device memory are multiplied where they "
+            "are; several devices share operands in host memory"
         )
-    is_on_gpu = where.startswith("cuda")
-    if devices is None and not is_on_gpu:
-        return None
     asked = devices[0] if devices else where
-    if asked == "cpu" and not is_on_gpu:
-        return None
     from .runtime.device import facts, index_of
 
     try:
         index = index_of(where if asked == "cpu" else asked)
     except DeviceError as error:
         raise DeviceError(f"device {asked!r} was asked for, and {error}") from None
-    if is_on_gpu and (asked == "cpu" or where != f"cuda:{index}"):
+    if asked == "cpu" or where != f"cuda:{index}":
         raise DeviceError(
             f"devices={asked!r} was asked for, and the operands are on {where}; copy them there, "
             "or leave devices out"

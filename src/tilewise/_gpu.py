@@ -31,7 +31,7 @@ from .runtime.launch import Launch
 if TYPE_CHECKING:
     from ._plan import Operand, Plan
 
-__all__ = ["Recipe", "multiply", "multiply_host", "recipe"]
+__all__ = ["Recipe", "launch", "multiply", "multiply_host", "recipe"]
 
 #: Hopper's kernels count rows, columns and matrices in 32 bits, whole tiles at a time.
 _LARGEST_HOPPER_SIZE = 2**31 - 512
@@ -217,6 +217,22 @@ def multiply_host(
     return out
 
 
+def launch(
+    made: Recipe,
+    index: int,
+    pointers: tuple[int, int, int, int],
+    stream: int,
+    numbers: tuple[float, ...],
+) -> None:
+    """Put a product on a stream, given where a, b, c and the workspace are on GPU ``index``."""
+    launches = _prepared(made, index)
+    *arrays, scratch = pointers
+    for offsets in made.offsets:
+        places = *(x + at for x, at in zip(arrays, offsets, strict=True)), scratch
+        for step, ready in zip(made.steps, launches, strict=True):
+            ready(stream, tuple(places[i] for i in step.operands), numbers[: step.numbers])
+
+
 def _launch(
     plan: Plan,
     a: DeviceArray,
@@ -227,16 +243,12 @@ def _launch(
 ) -> None:
     made = plan.recipe
     assert made is not None
-    launches = _prepared(made, c.index)
     with ExitStack() as held:
         scratch = 0
         if made.workspace_bytes:
             lent = memory.workspace(c.index).on(stream, made.workspace_bytes)
             scratch = held.enter_context(lent)
-        for a_at, b_at, c_at in made.offsets:
-            pointers = (a.pointer + a_at, b.pointer + b_at, c.pointer + c_at, scratch)
-            for step, launch in zip(made.steps, launches, strict=True):
-                launch(stream, tuple(pointers[i] for i in step.operands), numbers[: step.numbers])
+        launch(made, c.index, (a.pointer, b.pointer, c.pointer, scratch), stream, numbers)
 
 
 _preparing = threading.Lock()

@@ -21,13 +21,15 @@ _MOST_BYTES = 2**63
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def parse_budget(memory: Any) -> int | None:
+def parse_budget(memory: Any, whole_bytes: int | None = None) -> int | None:
     """Return a budget in bytes.
 
     Parameters
     ----------
     memory : int, float, str or None
         Bytes; "2GiB", "500 MB"; "80%" of this machine's memory; None for no budget.
+    whole_bytes : int, optional
+        What per cent are of, if not of this machine's memory.
 
     Raises
     ------
@@ -47,7 +49,8 @@ def parse_budget(memory: Any) -> int | None:
         number, unit = float(match[1]), match[2]
         if unit == "%" and number > 100:
             raise OptionError(f"memory={memory!r} is more than there is: at most '100%'")
-        size = total_bytes() / 100 if unit == "%" else _UNITS[unit]
+        whole = total_bytes() if whole_bytes is None else whole_bytes
+        size = whole / 100 if unit == "%" else _UNITS[unit]
     else:
         try:
             number, size = float(memory), 1

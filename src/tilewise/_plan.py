@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ._gpu import Recipe
+    from ._streamed import Machine, Streams
     from .outofcore.pipeline import Progress
     from .outofcore.schedule import Schedule
     from .runtime.device import DeviceFacts
@@ -84,6 +85,7 @@ class Plan:
     verify: bool = False
     runs_on: str = field(default="", compare=False)  #: the BLAS, or the GPU's name
     schedule: Schedule | None = None  #: how a product of files is cut; None in memory
+    streams: Streams | None = None  #: what of host operands goes to which GPU when
     recipe: Recipe | None = None  #: what is launched; None on the CPU
     out: Operand | None = None  #: where a GPU writes, if that was given
 
@@ -174,6 +176,7 @@ class Plan:
                 "expected_us": self.recipe.expected_us,
             },
             "schedule": None if self.schedule is None else self.schedule.to_dict(),
+            "streams": None if self.streams is None else self.streams.to_dict(),
         }
 
     def __str__(self) -> str:
@@ -181,7 +184,7 @@ class Plan:
             f"product    {self.what}",
             f"runs on    {self.device}" + (f", {self.runs_on}" if self.runs_on else ""),
             f"method     {self.method}, sums in {self.compute_dtype}",
-            *(self._in_memory() if self.schedule is None else [str(self.schedule)]),
+            *([str(cut)] if (cut := self.schedule or self.streams) else self._in_memory()),
             f"error      {self.bound.text}",
             f"bits       {self.bits}",
         ]
@@ -220,6 +223,7 @@ def make_plan(
     updates: bool = False,
     verify: bool = False,
     gpu: DeviceFacts | None = None,
+    machine: Machine | None = None,
     blas: str = "",
 ) -> Plan:
     """Return the plan for ``a @ b``, or raise before any work.
@@ -234,13 +238,15 @@ def make_plan(
         Less than the default promise is allowed only by name; this version never gives less.
     memory_bytes : int, optional
         What tilewise may hold where it computes: the result, unless ``out`` is given, and its
-        workspace; of host operands that a GPU multiplies, their copies too.
+        workspace; of host operands that a GPU multiplies, their copies or pinned memory too.
     out : Operand, optional
         Where the result goes, if the caller says.
     updates : bool
         Whether the result is scaled and added to what is there, as `gemm` does.
     gpu : DeviceFacts, optional
         The GPU to multiply on; without it, the CPU does.
+    machine : Machine, optional
+        What host operands are multiplied on, by one GPU or several; ``gpu`` is the first.
     blas : str
         What to call the CPU's BLAS.
 
@@ -284,8 +290,15 @@ def make_plan(
     )
     if gpu is None:
         plan = _on_cpu(plan, a_dtype, b_dtype, updates, memory_bytes)
-    else:
+    elif machine is None or not machine.streams(plan):
         plan = _on_gpu(plan, a_dtype, b_dtype, updates, memory_bytes, out, gpu)
+    else:
+        from ._streamed import plan_streams
+
+        plan = _on_gpu(plan, a_dtype, b_dtype, updates, None, out, gpu)
+        plan = plan_streams(
+            plan, machine, dtypes=(a_dtype, b_dtype), memory_bytes=memory_bytes, out=out
+        )
     if precision in ("tf32", "fp64-int8") and plan.method != precision:
         less = f"precision {precision!r} allows less; this gives the full bound"
         plan = replace(plan, why=(*plan.why, less))

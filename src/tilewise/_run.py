@@ -118,8 +118,10 @@ def _check_planned(plan: Plan, x: Any, y: Any) -> None:
 def _compute(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: NDArray[Any] | None) -> Any:
     if plan.recipe is None:
         return _cpu.execute(plan, x, y, out)
-    from . import _gpu
+    from . import _gpu, _streamed
 
+    if plan.streams is not None:
+        return _streamed.multiply(plan, plan.streams, x, y, out)
     return _gpu.multiply_host(plan, x, y, out)
 
 

@@ -1,0 +1,507 @@
+"""Products of host operands on GPUs: what is planned for them, and how such a plan runs.
+
+Operands become the plain numbers that ``outofcore.device_schedule`` knows, a schedule for each GPU
+is chosen with the kernels of its launches, and the pipeline is given the arrays. The kernels are
+those that would multiply device arrays, and so are the bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._memory import format_bytes
+from .errors import BudgetError, OptionError
+from .outofcore.device_choice import choose, deal, least_bytes, sample
+from .outofcore.device_pipeline import Device, Share, Threads
+from .outofcore.device_pipeline import multiply as run_pipeline
+from .outofcore.device_schedule import Factor, Job, Launch, Rates, Schedule
+from .outofcore.schedule import Box
+
+if TYPE_CHECKING:
+    from ._gpu import Recipe
+    from ._operand import Operand
+    from ._plan import Plan
+    from .runtime.device import DeviceFacts
+
+__all__ = ["Machine", "Streams", "faster", "multiply", "plan_streams"]
+
+Array = NDArray[Any]
+
+#: Products of fewer bytes are copied in, multiplied and copied out: threads would cost more.
+_STREAMED_BYTES = 8 << 20
+
+#: Pieces of K for integers, whose sums are exact in any order.
+_INTEGER_PIECE = 4096
+
+#: What one core copies between pageable and pinned memory, beside others; not all of 16 are felt.
+_CORE_BYTES_PER_S = 3e9
+_MOST_CORES = 16
+
+#: What one core computes with NumPy's BLAS, by the type of the sums, and reads from memory; twice
+#: this much for complex numbers, and an eighth for integers.
+_CORE_FLOPS = {4: 75e9, 8: 37e9}
+_CORE_READS_PER_S = 6e9
+
+#: The CPU is left alone, if nobody asks, unless a GPU needs this much less time.
+_WORTH_IT = 1 / 2
+
+_Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a plan for host operands on GPUs depends on, beside the operands."""
+
+    gpus: tuple[DeviceFacts, ...]
+    device_bytes: tuple[int, ...]  #: what may be taken of each GPU
+    cores: int
+    is_gram: bool  #: whether both operands begin at the same address
+    is_offer: bool  #: whether no device was asked for, so that the CPU may do it
+
+    def streams(self, plan: Plan) -> bool:
+        """Say whether a product is cut into pieces that are copied as it runs."""
+        if 0 in (*plan.batch, plan.m, plan.n, plan.k):
+            return False
+        nbytes = plan.a.stored_bytes + plan.b.stored_bytes
+        nbytes += math.prod(plan.shape) * plan.dtype.itemsize
+        is_tight = 2 * nbytes > self.device_bytes[0]
+        return nbytes >= _STREAMED_BYTES or len(self.gpus) > 1 or is_tight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """What one GPU does: its share of C, the schedule, and the kernels of each kind of launch."""
+
+    index: int
+    origin: Box
+    schedule: Schedule
+    recipes: dict[_Key, Recipe]
+    expected_s: float
+    limit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Streams:
+    """How host operands are multiplied on one GPU or several."""
+
+    parts: tuple[Part, ...]
+    threads: Threads
+    is_folded: bool  #: whether the batch of a is part of its rows
+    most_pinned: int | None  #: bytes, what is kept from before included
+
+    @property
+    def ring_bytes(self) -> int:
+        """Pinned memory that everything passes through."""
+        return len(self.parts) * self.threads.ring_bytes
+
+    @property
+    def expected_s(self) -> float:
+        return max(part.expected_s for part in self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain numbers, strings and lists, for programs."""
+        return {
+            "devices": [
+                {
+                    "device": f"cuda:{part.index}",
+                    "rows": [part.origin[-2].start, part.origin[-2].stop],
+                    "columns": [part.origin[-1].start, part.origin[-1].stop],
+                    "expected_s": part.expected_s,
+                    "limit": part.limit,
+                    **part.schedule.to_dict(),
+                }
+                for part in self.parts
+            ],
+            "pinned_bytes": self.ring_bytes,
+            "threads": len(self.parts) * (self.threads.gathering + self.threads.scattering),
+        }
+
+    def __str__(self) -> str:
+        lines = []
+        for part in self.parts:
+            if len(self.parts) > 1:
+                box = ", ".join(f"{axis.start}:{axis.stop}" for axis in part.origin)
+                lines.append(f"on cuda:{part.index}  c[{box}]")
+            lines.append(str(part.schedule))
+            lines.append(f"expected   {_duration(part.expected_s)}, limited by {part.limit}")
+        threads = self.threads.gathering + self.threads.scattering
+        lines.append(
+            f"on host    {format_bytes(self.ring_bytes)} pinned, "
+            f"{len(self.parts) * threads} threads"
+        )
+        return "\n".join(lines)
+
+
+def plan_streams(
+    plan: Plan,
+    machine: Machine,
+    *,
+    dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+    memory_bytes: int | None,
+    out: Operand | None,
+) -> Plan:
+    """Complete a plan for host operands by a schedule for each GPU; pure.
+
+    Parameters
+    ----------
+    plan : Plan
+        With the recipe by which all of it would be computed in device memory.
+    machine : Machine
+    dtypes : pair of numpy.dtype
+        Of a and b, in the machine's byte order.
+    memory_bytes : int, optional
+        What may be held on the host: the result, unless ``out`` is given, and pinned memory.
+    out : Operand, optional
+
+    Raises
+    ------
+    BudgetError
+        If a budget does not hold the smallest tiles.
+    """
+    whole = plan.recipe
+    assert whole is not None
+    job, is_folded = _job(plan, whole, dtypes, out, machine.is_gram)
+    flops = job.flops / max(whole.expected_us * 1e-6, 1e-9)
+    shares = deal(job, len(machine.gpus))
+    cores = machine.cores
+    host = _CORE_BYTES_PER_S * min(cores, _MOST_CORES * len(shares)) / len(shares)
+    parts = []
+    for gpu, budget, (share, origin) in zip(
+        machine.gpus, machine.device_bytes, shares, strict=False
+    ):
+        rates = Rates(host_bytes=host, flops=flops, multiprocessors=gpu.multiprocessors)
+        parts.append(_part(plan, whole, share, origin, gpu, budget, dtypes, rates))
+    result_bytes = 0 if out is not None else math.prod(plan.shape) * plan.dtype.itemsize
+    moved = max(p.schedule.read_bytes + p.schedule.written_bytes for p in parts)
+    room = None if memory_bytes is None else (memory_bytes - result_bytes) // len(parts)
+    threads = Threads.suited(moved, cores // len(parts), room)
+    if room is not None and threads.ring_bytes > room:
+        raise BudgetError(
+            f"the result {plan.shape} {plan.dtype} takes {format_bytes(result_bytes)} and what it "
+            f"is computed with at least {format_bytes(len(parts) * threads.ring_bytes)}, and "
+            f"memory= allows {format_bytes(memory_bytes or 0)}; raise the budget, or pass "
+            "out=np.memmap(...) to write the result to a file"
+        )
+    streams = Streams(
+        parts=tuple(parts), threads=threads, is_folded=is_folded, most_pinned=memory_bytes
+    )
+    return replace(
+        plan,
+        device=", ".join(f"cuda:{part.index}" for part in parts),
+        streams=streams,
+        workspace_bytes=max(part.schedule.workspace_bytes for part in parts),
+        held_bytes=result_bytes + streams.ring_bytes,
+    )
+
+
+def faster(on_gpu: Plan, on_cpu: Plan, machine: Machine) -> Plan:
+    """Return the plan that is expected to be done well before the other, or else the CPU's."""
+    streams = on_gpu.streams
+    cores = machine.cores
+    compute = on_cpu.compute_dtype
+    flops = 2 * math.prod(on_cpu.batch) * on_cpu.m * on_cpu.n * on_cpu.k
+    real = compute.itemsize // 2 if compute.kind == "c" else compute.itemsize
+    rate = cores * _CORE_FLOPS[8 if real > 4 else 4]
+    rate *= {"c": 1 / 4, "f": 1}.get(compute.kind, 1 / 8)
+    cpu_s = max(flops / rate, on_cpu.moved_bytes / (min(cores, _MOST_CORES) * _CORE_READS_PER_S))
+    if streams is None or streams.expected_s > _WORTH_IT * cpu_s:
+        return on_cpu
+    why = (
+        f"no device was asked for: {on_gpu.device} is expected to take "
+        f"{_duration(streams.expected_s)}, copies included, and the CPU {_duration(cpu_s)}"
+    )
+    return replace(on_gpu, why=(*on_gpu.why, why))
+
+
+def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None) -> Any:
+    """Return the product of host arrays, in ``out`` if there is one; blocks until done.
+
+    ``out`` must not overlap an operand.
+    """
+    from . import _gpu
+    from .runtime import pinned, transfers
+
+    is_fresh = out is None
+    result = np.empty(plan.shape, plan.dtype) if out is None else out
+    c = result
+    if len(plan.b.shape) == 1:
+        c = c[..., None]
+    if len(plan.a.shape) == 1:
+        c = c[..., None, :]
+    x, y = (a[None] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
+    job = streams.parts[0].schedule.job
+    if job.is_gram and not _is_transpose(x, y):
+        raise OptionError(
+            "this plan is for a product with the transpose of the same array; make a plan for these"
+        )
+    if streams.is_folded:
+        x = x.reshape(-1, x.shape[-1])
+        c = c.reshape(-1, c.shape[-1])  # a copy, if the matrices of out lie apart
+    numbers = (1, 0, 0, 0), (1, 1, 0, 0)
+
+    def share(part: Part) -> Share:
+        def compute(device: Device, launch: Launch, pointers: tuple[int, int, int, int]) -> None:
+            assert isinstance(device, transfers.Gpu)
+            made = part.recipes[_key(part.schedule, launch)]
+            given = numbers[part.schedule.pieces > 1]
+            _gpu.launch(made, part.index, pointers, device.stream("compute"), given)
+
+        def is_pinned(array: Array) -> bool:
+            low, high = np.lib.array_utils.byte_bounds(array)
+            return transfers.is_pinned(low, high - 1, part.index)
+
+        return Share(
+            name=f"cuda:{part.index}",
+            schedule=part.schedule,
+            origin=part.origin,
+            open=lambda: transfers.Gpu(part.index),
+            compute=compute,
+            is_pinned=is_pinned,
+        )
+
+    index = streams.parts[0].index
+    with pinned.lend(streams.ring_bytes, index, streams.most_pinned) as ring:
+        run_pipeline(
+            [share(part) for part in streams.parts],
+            _once(_carried(x)),
+            _once(_carried(y)),
+            _carried(c),
+            ring,
+            streams.threads,
+            is_fresh=is_fresh,
+        )
+    if out is not None and not np.may_share_memory(c, out):
+        np.copyto(out, c.reshape(out.shape))
+    return result if plan.shape else result[()]
+
+
+def _job(
+    plan: Plan,
+    whole: Recipe,
+    dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+    out: Operand | None,
+    is_gram: bool,
+) -> tuple[Job, bool]:
+    """Return what a schedule knows of a product, and whether a's batch is part of its rows."""
+    a, b = plan.a.as_matrix(is_row=True), plan.b.as_matrix(is_row=False)
+    batch, m = plan.batch, plan.m
+    row_step = _row_step(a)
+    is_folded = row_step is not None and math.prod(b.shape[:-2]) == 1 and len(batch) > 0
+    if row_step is not None and is_folded:
+        batch, m = (), math.prod(batch) * m
+        a = replace(a, shape=(m, plan.k), strides=(row_step, a.strides[-1]))
+        b = replace(b, shape=b.shape[-2:], strides=b.strides[-2:])
+    is_gram = (
+        is_gram
+        and not batch
+        and dtypes[0] == dtypes[1]
+        and a.shape == b.shape[::-1]
+        and a.strides == b.strides[::-1]
+        and 0 not in a.strides
+    )
+    along_n = out is None or len(out.shape) < 2 or abs(out.strides[-1]) <= abs(out.strides[-2])
+    return (
+        Job(
+            batch=batch,
+            k=plan.k,
+            a=_factor(a, m, a.strides[-2], a.strides[-1], plan.k, dtypes[0]),
+            b=_factor(b, plan.n, b.strides[-1], b.strides[-2], plan.k, dtypes[1]),
+            sum_itemsize=plan.dtype.itemsize,
+            along_n=along_n,
+            is_gram=is_gram,
+            is_fresh=out is None,
+            piece=_piece(plan, whole),
+        ),
+        is_folded,
+    )
+
+
+def _factor(
+    x: Operand, size: int, size_step: int, k_step: int, k: int, dtype: np.dtype[Any]
+) -> Factor:
+    repeats_size, repeats_k = size_step == 0 and size > 1, k_step == 0 and k > 1
+    far = size > 1 and not repeats_size, k > 1 and not repeats_k
+    along_k = far[1] and (not far[0] or abs(k_step) <= abs(size_step))
+    batch = tuple(
+        1 if step == 0 else n for n, step in zip(x.shape[:-2], x.strides[:-2], strict=True)
+    )
+    return Factor(
+        size=size,
+        itemsize=dtype.itemsize,
+        along_k=along_k,
+        batch=batch,
+        repeats_size=repeats_size,
+        repeats_k=repeats_k,
+    )
+
+
+def _piece(plan: Plan, whole: Recipe) -> int:
+    """Return in pieces of what K may be cut with equal bits; 0 if in none.
+
+    Integers add up exactly. A float chain that the portable kernels cut by themselves can be cut
+    there; others carry more from step to step than C holds.
+    """
+    compute = plan.compute_dtype
+    if compute != plan.dtype or compute.kind not in "iuf":
+        return 0
+    if compute.kind in "iu":
+        return _INTEGER_PIECE
+    from .kernels.hopper_plan import chains
+
+    parts, depth = chains(plan.k)
+    return depth if parts > 1 and whole.family == "portable" else 0
+
+
+def _part(
+    plan: Plan,
+    whole: Recipe,
+    job: Job,
+    origin: Box,
+    gpu: DeviceFacts,
+    budget: int,
+    dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+    rates: Rates,
+) -> Part:
+    found: dict[Schedule, dict[_Key, Recipe]] = {}
+
+    def fit(schedule: Schedule) -> Schedule | None:
+        """Return a schedule with what its launches take, if their kernels fit and keep the bits."""
+        room = budget - schedule.held_bytes
+        if room < 0:
+            return None
+        recipes: dict[_Key, Recipe] = {}
+        us = 0.0
+        for launch, times in _kinds(schedule):
+            key = _key(schedule, launch)
+            if key not in recipes:
+                try:
+                    made = _recipe(plan, schedule, launch, dtypes, gpu, room)
+                except BudgetError:
+                    return None
+                if made.family != whole.family:
+                    return None
+                recipes[key] = made
+            us += times * recipes[key].expected_us
+        workspace = max((made.workspace_bytes for made in recipes.values()), default=0)
+        fitted = replace(schedule, workspace_bytes=workspace, compute_s=us * 1e-6)
+        found[fitted] = recipes
+        return fitted
+
+    schedule = choose(job, budget, rates, fit, _workspace_share(plan, job, dtypes, gpu))
+    if schedule is None:
+        size = format_bytes
+        needs = "" if job.piece else f"; all of K = {job.k} has to be there, for its order of sums"
+        raise BudgetError(
+            f"the smallest tiles of {plan.a} @ {plan.b} take {size(least_bytes(job))} and a "
+            f"workspace on cuda:{gpu.index}, and {size(budget)} may be taken there{needs}; raise "
+            "memory=, or free memory of the device (other libraries keep some for later)"
+        )
+    expected_s, limit = schedule.seconds(rates)
+    return Part(
+        index=gpu.index,
+        origin=origin,
+        schedule=schedule,
+        recipes=found[schedule],
+        expected_s=expected_s,
+        limit=limit,
+    )
+
+
+def _workspace_share(
+    plan: Plan, job: Job, dtypes: tuple[np.dtype[Any], np.dtype[Any]], gpu: DeviceFacts
+) -> float:
+    """Return the workspace of a product of panels, for each byte of them."""
+    schedule = sample(job)
+    (launch,) = (x for x in schedule.operations() if isinstance(x, Launch))
+    made = _recipe(plan, schedule, launch, dtypes, gpu, None)
+    return made.workspace_bytes / (schedule.a_store.nbytes + schedule.b_store.nbytes)
+
+
+def _kinds(schedule: Schedule) -> list[tuple[Launch, int]]:
+    """Return launches that differ in more than the part of C, and how many there are of each."""
+    found: dict[_Key, tuple[Launch, int]] = {}
+    for each in schedule.operations():
+        if isinstance(each, Launch):
+            kind = (each.shape, each.k, each.a_at, each.b_at)
+            first, times = found.get(kind, (each, 0))
+            found[kind] = first, times + 1
+    return list(found.values())
+
+
+def _recipe(
+    plan: Plan,
+    schedule: Schedule,
+    launch: Launch,
+    dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+    gpu: DeviceFacts,
+    room: int | None,
+) -> Recipe:
+    """Return how a launch is computed in device memory, with so much of it for workspace."""
+    from ._gpu import recipe
+    from ._operand import Operand
+
+    where = f"cuda:{gpu.index}"
+    layouts = schedule.layout(launch, 0), schedule.layout(launch, 1), schedule.c_layout(launch)
+    a, b, c = (
+        Operand(layout.shape, dtype, layout.strides, layout.offset % 16 == 0, where)
+        for layout, dtype in zip(layouts, (*dtypes, plan.dtype), strict=True)
+    )
+    return recipe(
+        a,
+        b,
+        c,
+        launch.shape[:-2],
+        what=f"{plan.what}, c[{', '.join(f'{x.start}:{x.stop}' for x in launch.c)}]",
+        gpu=gpu,
+        precision=plan.precision,
+        updates=schedule.pieces > 1,
+        workspace_bytes=room,
+    )
+
+
+def _key(schedule: Schedule, launch: Launch) -> _Key:
+    """Return what the kernels of a launch depend on."""
+    a, b = schedule.layout(launch, 0), schedule.layout(launch, 1)
+    return (launch.shape, launch.k, a.offset % 16, b.offset % 16)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{1e3 * seconds:.0f} ms"
+
+
+def _row_step(x: Operand) -> int | None:
+    """Return the step from row to row of a stack whose matrices follow each other as one does."""
+    axes = [axis for axis in zip(x.shape[:-1], x.strides[:-1], strict=True) if axis[0] != 1]
+    if not axes:
+        return x.strides[-2]
+    row_step = step = axes[-1][1]
+    for size, stride in reversed(axes):
+        if stride != step or step == 0:
+            return None
+        step *= size
+    return row_step
+
+
+def _is_transpose(a: Array, b: Array) -> bool:
+    place = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
+    return place[0] == place[1] and a.strides == b.strides[::-1]
+
+
+def _once(x: Array) -> Array:
+    """Return a view without what repeats: one place of each axis whose stride is 0."""
+    return x[
+        tuple(
+            slice(0, 1) if step == 0 and size > 1 else slice(None)
+            for size, step in zip(x.shape, x.strides, strict=True)
+        )
+    ]
+
+
+def _carried(x: Array) -> Array:
+    """Return types that NumPy does not know as integers of their size, which it copies freely."""
+    return x.view(f"u{x.dtype.itemsize}") if x.dtype.isbuiltin == 2 else x

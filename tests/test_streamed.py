@@ -1,0 +1,391 @@
+"""Host operands on GPUs made of NumPy: everything but the kernels, from call to result."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilewise as tw
+from tests.outofcore.fake_device import FakeCuda
+from tests.support import small_integers
+from tests.test_gpu_plan import gpu
+from tilewise import _api, _gpu, _streamed
+from tilewise._operand import Operand
+from tilewise._plan import make_plan
+from tilewise.errors import BudgetError, DeviceError, OptionError
+from tilewise.outofcore import device_pipeline
+from tilewise.runtime import device, driver, memory, pinned, transfers
+
+bindings = pytest.importorskip("cuda.bindings.driver")
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+TYPES = ("float32", "float64", "float16", BF16, "int8", "uint16", "int64", "complex64", "bool")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(2026)
+
+
+@pytest.fixture
+def cuda(monkeypatch: Any) -> Iterator[FakeCuda]:
+    """Two GPUs of 1 GiB, whose kernels are NumPy's products; every product is cut for them."""
+    fake = FakeCuda(bindings, gpus=2)
+    operands: dict[int, Any] = {}
+    real_recipe = _gpu.recipe
+
+    def recipe(a: Operand, b: Operand, c: Operand, batch: Any, **options: Any) -> Any:
+        made = real_recipe(a, b, c, batch, **options)
+        operands[id(made)] = made, a, b, c
+        return made
+
+    def launch(made: Any, index: int, pointers: Any, stream: int, numbers: Any) -> None:
+        _, *described = operands[id(made)]
+        a, b, c = (view(at, x) for at, x in zip(pointers, described, strict=False))
+        assert made.workspace_bytes == 0 or pointers[3]
+
+        def work() -> None:
+            wide = {"b": bool, "c": complex}.get(np.result_type(a, b).kind, float)
+            wide = np.int64 if c.dtype.kind in "iu" else wide
+            product = np.matmul(a.astype(wide), b.astype(wide))
+            c[...] = (product + numbers[1] * c if numbers[1] else product).astype(c.dtype)
+
+        fake.compute(stream, work)
+
+    def facts(index: int) -> Any:
+        if index > 1:
+            raise DeviceError(f"device cuda:{index} was asked for, and there are 2 here")
+        return gpu_numbered(index)
+
+    monkeypatch.setattr(driver, "_driver", fake)
+    monkeypatch.setattr(device, "facts", facts)
+    monkeypatch.setattr(memory, "facts", facts)
+    monkeypatch.setattr(device, "_primary_contexts", {0: 0, 1: 1})
+    monkeypatch.setattr(_gpu, "recipe", recipe)
+    monkeypatch.setattr(_gpu, "launch", launch)
+    monkeypatch.setattr(_streamed, "_STREAMED_BYTES", 0)
+    _api._cached_plan.cache_clear()
+    yield fake
+    pinned.release()
+    _api._cached_plan.cache_clear()
+    assert not fake.memory
+    assert not fake.events
+    assert list(fake.streams) == [1]
+    assert not fake.pinned
+
+
+def gpu_numbered(index: int) -> Any:
+    return replace(gpu(), index=index, memory_bytes=2 << 30)
+
+
+def view(pointer: int, x: Operand) -> Any:
+    span = sum(step * (n - 1) for step, n in zip(x.strides, x.shape, strict=True))
+    raw = (np.ctypeslib.ctypes.c_uint8 * (span + x.dtype.itemsize)).from_address(pointer)
+    first = np.frombuffer(raw, np.uint8, x.dtype.itemsize).view(x.dtype)
+    return np.lib.stride_tricks.as_strided(first, x.shape, x.strides)
+
+
+def poisoned(shape: tuple[int, ...], dtype: Any, order: Any = "C") -> Any:
+    out = np.empty(shape, dtype, order)
+    out.reshape(-1, order="A").view(np.uint8)[...] = 0xFF
+    return out
+
+
+def exact(a: Any, b: Any) -> Any:
+    if a.dtype == bool:
+        return np.matmul(a, b)
+    wide = complex if a.dtype.kind == "c" else np.int64 if a.dtype.kind in "iu" else float
+    return np.matmul(a.astype(wide), b.astype(wide))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_every_type_in_budgets_from_one_tile_up(cuda: Any, rng: Any, dtype: Any) -> None:
+    a, b = small_integers(rng, (300, 210), dtype), small_integers(rng, (210, 270), dtype)
+    for item_budget in (200 << 10, 300 << 10, 8 << 20):
+        out = poisoned((300, 270), dtype)
+        tw.matmul(a, b, out=out, devices="cuda:0", memory=item_budget * a.itemsize)
+        assert (out == exact(a, b).astype(dtype)).all()
+    assert (tw.matmul(a, b, devices="cuda:0") == exact(a, b).astype(dtype)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32"])
+def test_k_in_pieces(cuda: Any, rng: Any, dtype: Any) -> None:
+    a, b = small_integers(rng, (40, 20_000), dtype), small_integers(rng, (20_000, 30), dtype)
+    out = poisoned((40, 30), dtype)
+    plan = tw.plan(a, b, out=out, devices="cuda:0", memory=2 << 20)
+    assert plan.streams is not None
+    assert plan.streams.parts[0].schedule.pieces > 1
+    plan(a, b, out=out)
+    assert (out == exact(a, b)).all()
+
+
+def test_layouts_of_operands_and_result(cuda: Any, rng: Any) -> None:
+    m, k, n = 200, 150, 230
+    a, b = small_integers(rng, (m, k), "float32"), small_integers(rng, (k, n), "float32")
+    expected = a @ b
+    raw = np.zeros(b.nbytes + 1, np.uint8)
+    unaligned = np.ndarray(b.shape, b.dtype, raw, 1)
+    unaligned[...] = b
+    lefts = (a, np.asfortranarray(a), a[::-1, ::-1].copy()[::-1, ::-1], a.astype(">f4"))
+    rights = (b, np.asfortranarray(b), np.repeat(b, 2, 1)[:, ::2], unaligned)
+    for x, y in itertools.product(lefts, rights):
+        outs = (
+            poisoned((m, n), "f4"),
+            poisoned((m, n), "f4", "F"),
+            poisoned((m + 2, n + 2), "f4")[1:-1, 1:-1],
+            poisoned((m, n), ">f4")[::-1],
+        )
+        for out in outs:
+            assert tw.matmul(x, y, out=out, devices="cuda:0", memory="300KiB") is out
+            assert (out == expected).all()
+            assert out.base is None or np.isnan(out.base).sum() == out.base.size - out.size
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    [
+        ((20, 30, 25), (20, 25, 35)),
+        ((20, 30, 25), (25, 35)),
+        ((3, 1, 30, 25), (4, 25, 35)),
+        ((3, 4, 30, 25), (3, 1, 25, 35)),
+        ((130, 25), (6, 25, 300)),
+        ((25,), (6, 25, 35)),
+        ((6, 30, 25), (25,)),
+        ((9000,), (9000,)),
+        ((500, 3, 3), (500, 3, 1)),
+        ((1, 1, 30, 25), (25, 35)),
+        ((4, 1, 25), (25, 35)),
+    ],
+    ids=str,
+)
+def test_batches_and_vectors(cuda: Any, rng: Any, a_shape: Any, b_shape: Any) -> None:
+    a, b = small_integers(rng, a_shape, "float32"), small_integers(rng, b_shape, "float32")
+    expected = np.matmul(a, b)
+    for budget in (80 << 10, 600 << 10, None):
+        got = tw.matmul(a, b, devices="cuda:0")
+        assert got.shape == expected.shape
+        assert (got == expected).all()
+        out = poisoned(expected.shape, "float32") if expected.shape else None
+        if out is not None:
+            tw.matmul(a, b, out=out, devices="cuda:0", memory=budget)
+            assert (out == expected).all()
+
+
+def test_a_folded_batch_goes_into_matrices_that_lie_apart(cuda: Any, rng: Any) -> None:
+    a, b = small_integers(rng, (5, 30, 25), "float32"), small_integers(rng, (25, 35), "float32")
+    out = poisoned((5, 40, 35), "float32")[:, :30]
+    tw.matmul(a, b, out=out, devices="cuda:0")
+    assert (out == a @ b).all()
+    assert np.isnan(out.base[:, 30:]).all()
+
+
+def test_what_repeats_is_stored_and_moved_once(cuda: Any, rng: Any) -> None:
+    b = small_integers(rng, (200, 150), "float32")
+    row, column = small_integers(rng, (1, 200), "float32"), small_integers(rng, (90, 1), "float32")
+    for a, nbytes in (
+        (np.broadcast_to(row, (90, 200)), 4 * 200),
+        (np.broadcast_to(column, (90, 200)), 4 * 90),
+    ):
+        plan = tw.plan(a, b, devices="cuda:0")
+        assert plan.streams is not None
+        assert plan.streams.parts[0].schedule.read_bytes == nbytes + b.nbytes
+        assert (plan(a, b) == a @ b).all()
+    x, stack = small_integers(rng, (4, 60, 200), "float32"), np.broadcast_to(b, (4, 200, 150))
+    plan = tw.plan(x, stack, devices="cuda:0")
+    assert plan.streams is not None
+    assert plan.streams.parts[0].schedule.read_bytes == x.nbytes + b.nbytes
+    assert (plan(x, stack) == x @ b).all()
+
+
+def test_a_product_with_its_own_transpose_is_read_once(cuda: Any, rng: Any) -> None:
+    a = small_integers(rng, (400, 90), "float32")
+    for x in (a, np.asfortranarray(a)):
+        plan = tw.plan(x, x.T, devices="cuda:0")
+        assert plan.streams is not None
+        assert plan.streams.parts[0].schedule.read_bytes == x.nbytes
+        assert (plan(x, x.T) == x @ x.T).all()
+        with pytest.raises(OptionError, match="transpose of the same array"):
+            plan(x, x.T.copy(order="K"))
+
+
+def test_pinned_memory_is_used_as_it_is(cuda: Any, rng: Any, monkeypatch: Any) -> None:
+    a, b = small_integers(rng, (200, 150), "float32"), small_integers(rng, (150, 130), "float32")
+    copied = []
+    real = np.copyto
+    monkeypatch.setattr(
+        device_pipeline.np,
+        "copyto",
+        lambda to, source: (copied.append(to.nbytes), real(to, source)),
+    )
+    with pinned.Pinned(a.nbytes) as p, pinned.Pinned(4 * 200 * 130) as r:
+        x = p.array[: a.nbytes].view("f4").reshape(a.shape)
+        out = r.array.view("f4").reshape(200, 130)
+        x[...], out[...] = a, np.nan
+        tw.matmul(x, b, out=out, devices="cuda:0", memory="1MiB")
+        assert (out == a @ b).all()
+    assert sum(copied) == b.nbytes
+
+
+def test_two_gpus_share_c(cuda: Any, rng: Any) -> None:
+    for shapes in (((500, 90), (90, 70)), ((7, 90), (90, 700)), ((5, 80, 70), (5, 70, 60))):
+        a, b = (small_integers(rng, shape, "float32") for shape in shapes)
+        for devices in (["cuda:0", "cuda:1"], ["cuda:1", "cuda:0"], "cuda:1"):
+            plan = tw.plan(a, b, devices=devices)
+            assert plan.device == (devices if isinstance(devices, str) else ", ".join(devices))
+            assert (plan(a, b) == np.matmul(a, b)).all()
+        out = poisoned(np.matmul(a, b).shape, "float32")
+        tw.matmul(a, b, out=out, devices=["cuda:0", "cuda:1"], memory="400KiB")
+        assert (out == np.matmul(a, b)).all()
+
+
+def test_devices_that_make_no_sense_are_refused(cuda: Any) -> None:
+    x = np.ones((4, 4), "float32")
+    for devices, message in (
+        (["cuda:0", "cuda:0"], "names a device twice"),
+        (["cpu", "cuda:0"], "the CPU does not share a product with a GPU"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            tw.matmul(x, x, devices=devices)
+    with pytest.raises(DeviceError, match="'cuda:2' was asked for"):
+        tw.matmul(x, x, devices=["cuda:0", "cuda:2"])
+    with pytest.raises(OptionError, match="'gpu' is not .*'cuda:0'"):
+        tw.matmul(x, x, devices="gpu")
+
+
+def test_memory_that_is_gone_at_the_call_is_named_and_nothing_is_kept(cuda: Any, rng: Any) -> None:
+    a = small_integers(rng, (600, 500), "float32")
+    plan = tw.plan(a, a.T.copy(), devices="cuda:0")
+    cuda.free_bytes[0] = 1 << 20
+    with pytest.raises(BudgetError, match="cuda:0's part of the product needs"):
+        plan(a, a.T.copy())
+    assert not cuda.memory
+    assert (tw.matmul(a, a.T.copy(), devices="cuda:0") == a @ a.T).all()  # plans for what is left
+    cuda.free_bytes[0] = 1 << 30
+    assert (plan(a, a.T.copy()) == a @ a.T).all()
+
+
+def test_too_small_a_budget_is_refused_with_numbers(cuda: Any) -> None:
+    x = np.ones((40, 20_000), "float16")
+    with pytest.raises(BudgetError, match="all of K = 20000 has to be there"):
+        tw.matmul(x, x.T, devices="cuda:0", memory="200KiB")
+    with pytest.raises(BudgetError, match=r"takes .* computed with at least .*np\.memmap"):
+        tw.matmul(np.ones((900, 20)), np.ones((20, 900)), devices="cuda:0", memory="1MiB")
+
+
+@pytest.mark.parametrize("method", ["copy_in", "copy_out"])
+def test_a_fault_names_its_place_and_the_next_product_works(
+    cuda: Any, rng: Any, monkeypatch: Any, method: str
+) -> None:
+    a, b = small_integers(rng, (300, 200), "float32"), small_integers(rng, (200, 300), "float32")
+    real: Callable[..., None] = getattr(transfers.Gpu, method)
+    calls = itertools.count()
+
+    def dies(*given: Any) -> None:
+        if next(calls) == 1:
+            raise DeviceError("the bus is cut")
+        real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transfers.Gpu, method, dies)
+        with pytest.raises(DeviceError, match="the bus is cut") as caught:
+            tw.matmul(a, b, devices="cuda:0", memory="700KiB")
+    assert "cuda:0" in caught.value.__notes__[0]
+    assert (tw.matmul(a, b, devices="cuda:0") == a @ b).all()
+
+
+def test_verify_and_overlapping_results(cuda: Any, rng: Any) -> None:
+    a, b = small_integers(rng, (300, 300), "float32"), small_integers(rng, (300, 300), "float32")
+    expected = a @ b
+    assert (tw.matmul(a, b, devices="cuda:0", verify=True) == expected).all()
+    tw.matmul(a, b, out=a, devices="cuda:0")
+    assert (a == expected).all()
+
+
+def test_a_gpu_takes_what_nobody_placed_but_not_updates_in_place(
+    cuda: Any, rng: Any, monkeypatch: Any
+) -> None:
+    a, b = small_integers(rng, (300, 200), "float32"), small_integers(rng, (200, 250), "float32")
+    monkeypatch.setattr(_api, "_OFFERED_WORK", 0)
+    monkeypatch.setattr(_streamed, "_WORTH_IT", 1e9)
+    assert tw.plan(a, b).device == "cuda:0"
+    assert tw.plan(a, b, devices="cpu").device == "cpu"
+    assert (tw.matmul(a, b) == a @ b).all()
+    c = np.ones((300, 250), "float32")
+    tw.gemm(a, b, c, alpha=2, beta=3)
+    assert (c == 2 * (a @ b) + 3).all()
+    wide = a.astype(np.longdouble)
+    assert tw.plan(wide, wide.T).device == "cpu"
+    monkeypatch.setattr(_streamed, "_WORTH_IT", 0.0)
+    _api._cached_plan.cache_clear()
+    assert tw.plan(a, b).device == "cpu"
+
+
+def machine(budget: int, **options: Any) -> _streamed.Machine:
+    given: dict[str, Any] = {"cores": 16, "is_gram": False, "is_offer": False} | options
+    return _streamed.Machine((gpu(),), (budget,), **given)
+
+
+def big(n: int, dtype: Any = "float32") -> Operand:
+    item = np.dtype(dtype).itemsize
+    return Operand((n, n), np.dtype(dtype), (n * item, item))
+
+
+def test_D12_a_plan_says_where_everything_goes_and_what_limits_it() -> None:
+    for n in (64, 2000, 16384, 60_000, 200_000):
+        plan = make_plan(
+            big(n), big(n), gpu=gpu(), machine=machine(64 << 30), out=big(n) if n > 60_000 else None
+        )
+        text = str(plan)
+        assert "NVIDIA H200" in text
+        if n == 64:
+            assert plan.streams is None
+            continue
+        assert plan.streams is not None
+        for word in ("tiles  ", "on device  ", "bus  ", "expected  ", "limited by", "on host  "):
+            assert word in text
+        made = json.loads(json.dumps(plan.to_dict()))["streams"]["devices"][0]
+        assert made["held_bytes"] <= made["budget_bytes"] == 64 << 30
+        assert made["written_bytes"] == 4 * n * n
+
+
+def test_D7_a_plan_of_what_is_far_too_large_fits_its_budget() -> None:
+    n = 50_000
+    made = make_plan(
+        big(n, "float64"), big(n, "float64"), gpu=gpu(), machine=machine(8 << 30), out=big(n, "f8")
+    )
+    assert made.streams is not None
+    assert made.streams.parts[0].schedule.held_bytes <= 8 << 30
+
+
+def test_kernels_of_a_schedule_are_those_of_its_own_strides() -> None:
+    """Narrow tiles at the edge have one shape in many schedules, and the pitch of one of them."""
+    plan = make_plan(big(1100), big(1100), gpu=gpu(), machine=machine(4 << 20), out=big(1100))
+    assert plan.streams is not None
+    (part,) = plan.streams.parts
+    for launch, _ in _streamed._kinds(part.schedule):
+        made = part.recipes[_streamed._key(part.schedule, launch)]
+        (step,) = (step for step in made.steps if "b_row" in step.arguments)
+        packs = any(other.kernel.startswith("pack") for other in made.steps)
+        if not packs:
+            assert step.arguments["b_row"] == part.schedule.b_store.pitch // 4
+
+
+def test_a_gpu_is_offered_where_it_is_worth_it() -> None:
+    offer = machine(64 << 30, is_offer=True)
+    for n, device_name in ((3000, "cpu"), (16384, "cuda:0")):
+        on_gpu = make_plan(big(n), big(n), gpu=gpu(), machine=offer)
+        on_cpu = make_plan(big(n), big(n))
+        slow = _streamed.Machine(
+            offer.gpus, offer.device_bytes, 1000 if n == 3000 else 16, False, True
+        )
+        chosen = _streamed.faster(on_gpu, on_cpu, slow)
+        assert chosen.device == device_name
+        if device_name != "cpu":
+            assert "no device was asked for: cuda:0 is expected to take" in chosen.why[-1]

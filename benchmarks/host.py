@@ -1,0 +1,194 @@
+"""Host arrays multiplied on GPUs against CuPy and torch, from NumPy to NumPy, copies included.
+
+Needs a GPU, CuPy and torch. Operands are normal float32 in pageable memory; results are fresh each
+time. Peers copy in, multiply and copy out, which is what their users write. A sample of every
+result is compared with float64 first, and all of it with NaN. Then the same from a budget of device
+memory against the product alone in the device; and two GPUs against one, where there are two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tilewise as tw
+from benchmarks.harness import Benchmark
+from tilewise.errors import DeviceError
+from tilewise.runtime import device
+
+Array = NDArray[Any]
+
+#: m, n, k; then at least how many times as fast as CuPy and as torch.
+FRESH = (
+    ((4096, 4096, 4096), 5.0, 7.0),
+    ((8192, 8192, 8192), 4.3, 7.0),
+    ((16384, 16384, 16384), 7.5, 12.0),
+    ((65536, 4096, 4096), 7.0, 11.0),
+)
+#: n, device memory, and at least what part of the rate of the product in the device.
+BUDGETED = ((32768, "2GiB", 0.5),)
+#: n, and at least how many times as fast two GPUs are as one.
+SHARED = ((49152, 1.5),)
+
+INPUTS = "standard normal, pageable memory"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=["fresh", "budgeted", "shared"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--most", type=int, default=1 << 31, help="elements of C at most")
+    given = parser.parse_args()
+    try:
+        gpus = device.count()
+    except DeviceError as error:
+        print(f"host: not run, {error}")
+        return
+    name = "host" if given.parts != ["shared"] else "host_two_gpus"
+    bench = Benchmark(name, "host arrays on GPUs, copies included, against CuPy and torch")
+    if "fresh" in given.parts:
+        for (m, n, k), cupy_least, torch_least in FRESH:
+            if m * n <= given.most:
+                against_peers(bench, m, n, k, cupy_least, torch_least, given.repeats)
+    if "budgeted" in given.parts:
+        for n, memory, least in BUDGETED:
+            if n * n <= given.most:
+                within_budget(bench, n, memory, least)
+    if "shared" in given.parts and gpus > 1:
+        for n, least in SHARED:
+            if n * n <= given.most:
+                on_two(bench, n, least)
+    bench.save()
+
+
+def against_peers(
+    bench: Benchmark, m: int, n: int, k: int, cupy_least: float, torch_least: float, repeats: int
+) -> None:
+    import cupy
+    import torch
+
+    a, b = normal(m, k, seed=1), normal(k, n, seed=2)
+    plan = tw.plan(a, b, devices="cuda:0")
+
+    def by_cupy() -> object:
+        return cupy.asnumpy(cupy.asarray(a) @ cupy.asarray(b))
+
+    def by_torch() -> object:
+        return (torch.from_numpy(a).cuda() @ torch.from_numpy(b).cuda()).cpu()
+
+    reused = np.empty((m, n), np.float32)
+
+    def check() -> None:
+        reused[...] = np.nan
+        compare(plan(a, b, out=reused), a, b)
+        compare(plan(a, b), a, b)
+
+    case = f"{m}x{n}x{k}"
+    times = bench.compare(
+        case,
+        {
+            "tilewise": lambda: plan(a, b),
+            "tilewise, into a result": lambda: plan(a, b, out=reused),
+            "torch": by_torch,
+            "cupy": by_cupy,
+        },
+        check=check,
+        inputs=INPUTS,
+        repeats=repeats,
+    )
+    ours = times["tilewise"]
+    bench.claim(case, "our time, of CuPy's", ours / times["cupy"], 1 / cupy_least)
+    bench.claim(case, "our time, of torch's", ours / times["torch"], 1 / torch_least)
+    cupy.get_default_memory_pool().free_all_blocks()
+    torch.cuda.empty_cache()
+
+
+def within_budget(bench: Benchmark, n: int, memory: str, least: float) -> None:
+    a, b = normal(n, n, seed=1), normal(n, n, seed=2)
+    inside = in_the_device(a, b)
+    out = np.full((n, n), np.nan, np.float32)
+    plan = tw.plan(a, b, out=out, devices="cuda:0", memory=memory)
+    print(plan, flush=True)
+    compare(plan(a, b, out=out), a, b)
+    ours = seconds(lambda: plan(a, b, out=out))
+    rate = 2e-12 * n**3 / ours
+    print(f"host: {n}³ in {memory}: {1e3 * ours:.0f} ms, {rate:.0f} TFLOP/s", flush=True)
+    bench.claim(f"{n}^3 in {memory}", "our time, of that in the device", ours / inside, 1 / least)
+
+
+def in_the_device(a: Array, b: Array) -> float:
+    """Return the seconds of a product of device arrays."""
+    import cupy
+
+    def measured() -> float:
+        x, y = cupy.asarray(a), cupy.asarray(b)
+        z = cupy.empty((a.shape[0], b.shape[1]), np.float32)
+        tw.matmul(x, y, out=z)
+        return seconds(lambda: tw.matmul(x, y, out=z), cupy.cuda.Device().synchronize)
+
+    took = measured()
+    cupy.get_default_memory_pool().free_all_blocks()
+    return took
+
+
+def on_two(bench: Benchmark, n: int, least: float) -> None:
+    a, b = normal(n, n, seed=1), normal(n, n, seed=2)
+    out = np.full((n, n), np.nan, np.float32)
+    times = []
+    for devices in (["cuda:0"], ["cuda:0", "cuda:1"]):
+        plan = tw.plan(a, b, out=out, devices=devices)
+        compare(plan(a, b, out=out), a, b)
+        times.append(seconds(lambda plan=plan: plan(a, b, out=out)))  # type: ignore[misc]
+        print(f"host: {n}³ on {plan.device}: {1e3 * times[-1]:.0f} ms", flush=True)
+    bench.claim(f"{n}^3", "two GPUs' time, of one's", times[1] / times[0], 1 / least)
+
+
+def seconds(
+    call: Callable[[], object], wait: Callable[[], object] = lambda: None, repeats: int = 2
+) -> float:
+    readings = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        wait()
+        readings.append(time.perf_counter() - start)
+    return statistics.median(readings)
+
+
+def compare(c: Array, a: Array, b: Array) -> None:
+    """Raise unless a sample of ``c`` is right, and none of it NaN."""
+    rng = np.random.default_rng(0)
+    rows = rng.choice(a.shape[0], 8, replace=False)
+    cols = rng.choice(b.shape[1], 64, replace=False)
+    x, y = a[rows].astype(float), b[:, cols].astype(float)
+    bound = (a.shape[1] + 2) * 2.0**-24 * (abs(x) @ abs(y))
+    error = abs(c[np.ix_(rows, cols)] - x @ y)
+    if not (error <= bound).all() or math.isnan(float(c.sum())):
+        raise AssertionError(f"the result is wrong: {float((error / bound).max())} of the bound")
+
+
+def normal(rows: int, cols: int, seed: int) -> Array:
+    """Return random numbers, made by all cores."""
+    made = np.empty((rows, cols), np.float32)
+    parts = np.array_split(made, os.cpu_count() or 1)
+    seeds = np.random.SeedSequence(seed).spawn(len(parts))
+
+    def fill(part: Array, own: Any) -> None:
+        np.random.default_rng(own).standard_normal(dtype=np.float32, out=part)
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(fill, parts, seeds))
+    return made
+
+
+if __name__ == "__main__":
+    main()

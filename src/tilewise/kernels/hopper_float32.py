@@ -33,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from . import skinny
 from .compile import Variant
 from .hopper import STREAMED, Work, columns, next_stage
 from .hopper_float32_table import PIECE_TILES, ROW_TILES, STAGES, TILE, SplitTile
@@ -433,7 +434,8 @@ def variants() -> tuple[Variant, ...]:
         for a_along_k in (True, False)
         for b_along_k in (True, False)
     ]
-    return (*multiplied, *split, _variant("list_flagged", list_flagged, {}, {}, warps=1), *repairs)
+    listed = _variant("list_flagged", list_flagged, {}, {}, warps=1)
+    return (*multiplied, *split, listed, *repairs, *skinny.variants())
 
 
 def _multiply_variant(function: Any, parts: int) -> Variant:

@@ -24,11 +24,12 @@ from tilewise.numerics.schemes import (
 )
 from tilewise.runtime.arguments import Argument, Number, Pointer, Tensor
 
+from . import skinny_plan
 from .hopper_float32_table import LONGEST_K, PIECE_TILES, ROW_TILES, TILE
 from .hopper_plan import chains
 from .steps import Room, Step, Strides, round_up
 
-__all__ = ["LEAST_K", "Choice", "Problem", "choose"]
+__all__ = ["LEAST_K", "Choice", "Problem", "choices", "choose"]
 
 _VECTOR = 4  # elements in the 16 bytes that strides and addresses are multiples of for TMA
 _MOST_STEP = 2**38  # a tensor map holds steps of less than 2^40 bytes
@@ -38,6 +39,8 @@ _BIAS = 127  # of float32's exponent field
 _LAUNCH_US = 2.0
 _BYTES_PER_US = 3.6e6
 _TILE_US = 2.0
+#: What reading as much of a row as a block holds takes, twice.
+_ROUND_US = 1.6
 _PIECE_US = {None: 1.12, "tf32": 0.50}
 #: What the chip's power allows in all, of products of float16.
 _FLOP_PER_US = 7.0e8
@@ -119,6 +122,11 @@ def choose(
     )
 
 
+def choices(problem: Problem, multiprocessors: int = 132) -> Iterator[Choice]:
+    """Yield every way to compute a product whole; see `choose`."""
+    yield from _choices(problem, _Start(), multiprocessors)
+
+
 @dataclass(frozen=True, slots=True)
 class _Start:
     """Where a part of a product begins in a, b and c, in elements."""
@@ -130,9 +138,9 @@ class _Start:
 
 def _parts(p: Problem, at: _Start, multiprocessors: int, limit: float) -> Iterator[Choice]:
     """Yield the choice for a product, or for parts of it if the workspace would be too large."""
-    choice = _choose(p, at, multiprocessors)
-    if choice.workspace_bytes <= limit:
-        yield choice
+    every = sorted(_choices(p, at, multiprocessors), key=lambda choice: choice.expected_us)
+    if every[0].workspace_bytes <= limit:
+        yield every[0]
         return
     # Halved is what takes most of the workspace: a batch axis, or else the larger operand.
     sizes = {"outer": p.outer, "inner": p.inner}
@@ -142,9 +150,13 @@ def _parts(p: Problem, at: _Start, multiprocessors: int, limit: float) -> Iterat
     size = getattr(p, axis)
     half = -(-size // 2) if axis in ("outer", "inner") else round_up(-(-size // 2), TILE)
     if half >= size:
+        least = min(every, key=lambda choice: choice.workspace_bytes)
+        if least.workspace_bytes <= limit:
+            yield least
+            return
         raise BudgetError(
             f"a product of {p.m}x{p.k} by {p.k}x{p.n} takes at least "
-            f"{format_bytes(choice.workspace_bytes)} of workspace on the GPU, and memory= allows "
+            f"{format_bytes(least.workspace_bytes)} of workspace on the GPU, and memory= allows "
             f"{format_bytes(int(limit))}; raise it"
         )
     for first, count in ((0, half), (half, size - half)):
@@ -174,8 +186,10 @@ def _cut(p: Problem, at: _Start, axis: str, first: int, count: int) -> tuple[Pro
     return part, _Start(at.a + a_at, at.b + b_at, at.c + c_at)
 
 
-def _choose(p: Problem, at: _Start, multiprocessors: int) -> Choice:
-    return _Tiles(p, at, multiprocessors).choice()
+def _choices(p: Problem, at: _Start, multiprocessors: int) -> Iterator[Choice]:
+    yield _Tiles(p, at, multiprocessors).choice()
+    if skinny_plan.suits(p):
+        yield _Skinny(p, at, multiprocessors).choice()
 
 
 class _Tiles:
@@ -183,6 +197,8 @@ class _Tiles:
 
     Complex matrices are real ones to the kernels: C and A have twice the columns, B twice of both.
     """
+
+    _splits_b = True
 
     def __init__(self, p: Problem, at: _Start, multiprocessors: int) -> None:
         self._p = p
@@ -200,9 +216,9 @@ class _Tiles:
         self._room = room = Room()
         a_rows, b_rows = self._a_count * self._m, self._b_count * self._n
         self._a_parts = room.take(2 * self._parts * a_rows * self._depth)
-        self._b_parts = room.take(2 * self._parts * b_rows * self._depth)
+        self._b_parts = room.take(2 * self._parts * b_rows * self._depth * self._splits_b)
         self._a_scale = room.take(4 * a_rows)
-        self._b_scale = room.take(4 * b_rows * (self._depth // PIECE))
+        self._b_scale = room.take(4 * b_rows * (self._depth // PIECE) * self._splits_b)
         # What counts from zero: flagged rows and columns, by matrix, and flags of columns, which
         # several blocks set.
         self._clear_count = self._a_count + self._b_count + b_rows
@@ -265,6 +281,8 @@ class _Tiles:
         way = next(fitting, "long") if along_k else "rows"
         rows = ROW_TILES[way].rows
         blocks = self._a_count * -(-self._m // rows)
+        if 8 * blocks < self._multiprocessors:  # then a row a block, however slowly it is read
+            way, rows, blocks = "long", 1, self._a_count * self._m
         # Of what is read twice, the second time should come from the L2 cache.
         cached = _CACHED_BYTES // (4 * rows * self._k)
         arguments: _Arguments = {
@@ -448,6 +466,35 @@ class _Tiles:
         how = "tf32" if self._parts == 1 else "fp16x3"
         why = f"{how}, {tiles} tiles of {TILE}x{TILE} in {waves} waves, bound by {largest}"
         return 5 * _LAUNCH_US + split_us + bounds[largest], why
+
+
+class _Skinny(_Tiles):
+    """A product of few rows: what multiplies splits B, too, and reads it once."""
+
+    _splits_b = False
+
+    def choice(self) -> Choice:
+        p = self._p
+        multiply = skinny_plan.choose(p, self._multiprocessors)
+        given: _Arguments = {
+            "a": _tensor(self._a_parts, (self._a_count, self._parts, self._m, self._depth)),
+            "b": self._at[1],
+            "c": self._at[2],
+            "a_scale": self._a_scale,
+            "a_flag": self._a_flag,
+            "b_flag": self._b_flag,
+            **self._nexts,
+            **self._alpha_beta,
+        }
+        launches = skinny_plan.launches(p, multiply, given, self._room)
+        rounds = -(-self._k // ROW_TILES["long"].depth)
+        waves = -(-self._a_count * self._m // _LEAST_BLOCKS)
+        return Choice(
+            steps=(self._split_rows(), *launches, self._list(), self._repair()),
+            workspace_bytes=self._room.nbytes,
+            expected_us=3 * _LAUNCH_US + _ROUND_US * rounds * waves + multiply.expected_us,
+            why=f"fp16x3, {multiply.why}",
+        )
 
 
 def _scaled(s: Strides, reals: int) -> Strides:

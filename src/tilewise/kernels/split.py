@@ -71,6 +71,7 @@ def split_rows(
     ``clear_count`` words of ``cleared`` to 0 for what follows.
     """
     gdc_wait()
+    # In this order: `skinny` reads B, which is there now, before it waits itself.
     gdc_launch_dependents()
     flat: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
     for first in range(gl.program_id(0) * 1024, clear_count, gl.num_programs(0) * 1024):

@@ -84,6 +84,27 @@ def test_D4_what_is_read_is_what_was_planned_and_near_the_least(
     assert (abs(np.load("c.npy")[:, :7] - exact) <= allowed).all()
 
 
+def test_D5_a_mapped_file_times_its_transpose_is_read_as_a_file(
+    folder: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = rng.integers(0, 2, (500, 3000)).astype(np.uint8)
+    np.save("x.npy", x)
+    mapped = np.load("x.npy", mmap_mode="r")
+    with monkeypatch.context() as patch:
+        patch.setattr(np.memmap, "__getitem__", None)
+        plan = tw.multiply_files(mapped, mapped.T, "c.npy", dtype="int32", memory="1MiB")
+    assert "x.npy (500, 3000) uint8 @ " in str(plan)
+    assert np.array_equal(np.load("c.npy"), x.astype(float) @ x.T.astype(float))
+    tw.multiply_files(mapped[100:300], mapped[:, ::2].T[:, :50].repeat(2, 0), "c.npy")
+    assert np.array_equal(np.load("c.npy"), x[100:300] @ x[:50, ::2].T.repeat(2, 0))
+    tw.multiply_files(mapped[7:300], mapped.T[:, 9:80], "c.npy")
+    assert np.array_equal(np.load("c.npy"), x[7:300] @ x[9:80].T)
+    tw.multiply_files(mapped[:, 1::2], mapped.T[::2], "c.npy")  # not in one stretch
+    assert np.array_equal(np.load("c.npy"), x[:, 1::2] @ x.T[::2])
+    with pytest.raises(tw.TilewiseError, match="is the same file as a"):
+        tw.multiply_files(mapped, mapped.T, "x.npy")
+
+
 @pytest.mark.parametrize("step", [1, 2])
 def test_D9_an_operand_is_never_copied_whole(rng: np.random.Generator, step: int) -> None:
     a = rng.integers(-2, 3, (4000, 2000 * step), np.int8).astype(np.float32)[:, ::step]

@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from ..errors import DTypeError, FileError
 from ..numerics import dtypes
 from . import hdf5, npy, zarrs
-from .flat import Box, FlatFile, FlatOutput
+from .flat import Box, FlatFile, FlatOutput, mapped_file
 from .journal import Journal
 from .stores import Layout, Store, StoreMatrix, StoreOutput
 
-__all__ = ["FilePath", "Layout", "Matrix", "Operand", "Output", "Target", "open_matrix"]
+__all__ = ["FileOperand", "FilePath", "Layout", "Matrix", "Output", "Target", "open_matrix"]
 
 FilePath = str | os.PathLike[str]
-Operand = FilePath | Store
+FileOperand = FilePath | Store
 Matrix = FlatFile | StoreMatrix
 
 _PLACE = re.compile(r"(?P<path>.{2,}?)(?::(?P<inner>/[^:]*))?(?::(?P<raw>\w+))?")
@@ -54,7 +54,7 @@ class Output(Protocol):
     def close(self) -> None: ...
 
 
-def open_matrix(operand: Operand, name: str) -> Matrix:
+def open_matrix(operand: FileOperand, name: str) -> Matrix:
     """Open an operand, after checking all that can be told without reading its elements.
 
     Parameters
@@ -74,6 +74,8 @@ def open_matrix(operand: Operand, name: str) -> Matrix:
         if all(hasattr(operand, x) for x in ("shape", "dtype", "__getitem__")):
             dtype = np.dtype(operand.dtype)
             dtypes.canonical(dtype, name)
+            if isinstance(operand, np.memmap) and (flat := mapped_file(operand, name)) is not None:
+                return flat
             return StoreMatrix.of(operand, name, type(operand).__name__, dtype)
         raise FileError(
             f"{name} is {type(operand).__name__}, neither a path nor a store; matmul multiplies "
@@ -122,7 +124,7 @@ class Target:
     store: Any = None
 
     @classmethod
-    def of(cls, out: Operand) -> Target:
+    def of(cls, out: FileOperand) -> Target:
         """Return where ``out`` leads, or raise FileError if it cannot be written."""
         if not isinstance(out, (str, os.PathLike)):
             if hasattr(out, "__setitem__") and hasattr(out, "shape") and hasattr(out, "dtype"):

@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 from .._memory import format_bytes
 from ..errors import FileError
 
-__all__ = ["Box", "FlatFile", "FlatOutput", "no_room", "reserve", "stamp", "sync_path"]
+__all__ = [
+    "Box",
+    "FlatFile",
+    "FlatOutput",
+    "mapped_file",
+    "no_room",
+    "reserve",
+    "stamp",
+    "sync_path",
+]
 
 #: A part of an array: one slice with start and stop for each axis.
 Box = tuple[slice, ...]
@@ -178,6 +187,27 @@ class FlatFile:
         if count == 0:
             raise FileError(f"{self.name} ends at byte {offset}: it was cut while it was read")
         return count
+
+
+def mapped_file(x: np.memmap[Any, Any], operand: str) -> FlatFile | None:
+    """Return the stretch of a file under a memory map or a view of one, such as a transpose.
+
+    It is read as other files are, not through the map. None if it does not lie there in one
+    stretch, or if what was written to the map is in no file.
+    """
+    root = x
+    while isinstance(root.base, np.memmap):
+        root = root.base
+    is_fortran = bool(x.flags.f_contiguous and not x.flags.c_contiguous)
+    if root.filename is None or root.mode == "c" or not (x.flags.c_contiguous or is_fortran):
+        return None
+    path = Path(root.filename)
+    start = int(x.__array_interface__["data"][0]) - int(root.__array_interface__["data"][0])
+    file = FileIO(path, "r")
+    status = os.fstat(file.fileno())
+    opened = stamp(status)
+    offset = root.offset + start
+    return FlatFile(operand, str(path), path, file, x.shape, x.dtype, is_fortran, offset, opened)
 
 
 class FlatOutput:

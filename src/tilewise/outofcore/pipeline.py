@@ -25,7 +25,7 @@ from .._arrays import no_stream
 from .._plan import Plan
 from ..errors import CheckError, FileError, ShapeError, TilewiseError
 from ..numerics.verdict import Where
-from .files import Matrix, Operand, Output, Target, open_matrix
+from .files import FileOperand, Matrix, Output, Target, open_matrix
 from .flat import Box
 from .journal import Journal, recorded
 from .planning import layout_of, part_bytes_of, plan_files
@@ -38,9 +38,9 @@ Report = Callable[["Progress"], object]
 
 
 def multiply_files(
-    a: Operand,
-    b: Operand,
-    out: Operand,
+    a: FileOperand,
+    b: FileOperand,
+    out: FileOperand,
     /,
     *,
     dtype: Any = None,
@@ -143,8 +143,8 @@ class Progress:
 
 
 def run_plan(
-    plan: Plan, a: Operand, b: Operand, out: Operand, stream: Any, report: Report | None
-) -> Operand:
+    plan: Plan, a: FileOperand, b: FileOperand, out: FileOperand, stream: Any, report: Report | None
+) -> FileOperand:
     """Run a plan for files on operands, after checking that they are those it was made for."""
     if stream is not None:
         raise no_stream(stream)
@@ -167,7 +167,7 @@ def run_plan(
     return out
 
 
-def _target(out: Operand, *operands: Matrix) -> Target:
+def _target(out: FileOperand, *operands: Matrix) -> Target:
     target = Target.of(out)
     for x in operands:
         if target.final is not None and x.is_same_file(target.final):

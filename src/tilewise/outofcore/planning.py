@@ -11,8 +11,7 @@ from .._plan import Operand, Plan, held_per_element
 from ..errors import BudgetError, DeviceError
 from .choice import choose_schedule, least_budget
 from .cuts import divisor, even
-from .files import Matrix, open_matrix
-from .files import Operand as FileOperand
+from .files import FileOperand, Matrix, open_matrix
 from .schedule import Job, Side, batch_slices, whole_schedule
 from .stores import COPIES, LARGEST_PART, Layout
 

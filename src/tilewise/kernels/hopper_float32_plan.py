@@ -487,12 +487,14 @@ class _Skinny(_Tiles):
             **self._alpha_beta,
         }
         launches = skinny_plan.launches(p, multiply, given, self._room)
+        a_rows = self._a_count * self._m
+        # A long row is read by one block, round by round; many rows are bound by memory.
         rounds = -(-self._k // ROW_TILES["long"].depth)
-        waves = -(-self._a_count * self._m // _LEAST_BLOCKS)
+        split_us = max(_ROUND_US * rounds, 8 * a_rows * self._depth / _BYTES_PER_US)
         return Choice(
             steps=(self._split_rows(), *launches, self._list(), self._repair()),
             workspace_bytes=self._room.nbytes,
-            expected_us=3 * _LAUNCH_US + _ROUND_US * rounds * waves + multiply.expected_us,
+            expected_us=3 * _LAUNCH_US + split_us + multiply.expected_us,
             why=f"fp16x3, {multiply.why}",
         )
 

@@ -163,6 +163,17 @@ def test_every_kernel_is_exact_at_every_edge(layout: str, pitch: int) -> None:
             )
 
 
+@pytest.mark.parametrize("k", [40, 100, 190, 300])
+def test_a_block_takes_one_tile_after_the_other(k: int) -> None:
+    """With fewer pieces of K than take turns, and more."""
+    a, b = operands(17, 64 * 300 + 5, k, "fp32", "NN", 4)
+    filled(a, 1), filled(b, 2)
+    c = Stack.dense(17, 64 * 300 + 5, "fp32")
+    p = problem(a, b, c)
+    for choice in every_way(p):
+        np.testing.assert_array_equal(result(p, choice, a, b, c), exact(a, b), str(choice))
+
+
 @pytest.mark.parametrize("k", [32, 64, 100, 1000])
 @pytest.mark.parametrize("layout", ["NN", "TT"])
 def test_bits_are_those_of_the_model(k: int, layout: str) -> None:

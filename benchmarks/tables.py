@@ -28,7 +28,8 @@ def filled(page: str) -> str:
 
     def table_of(place: re.Match[str]) -> str:
         record = json.loads((RESULTS / f"{place[2]}.json").read_text(encoding="utf-8"))
-        return f"{place[1]}\n{table(record)}\n\n{place[3]}"
+        made = table_of_calls(record) if record["name"] == "call" else table(record)
+        return f"{place[1]}\n{made}\n\n{place[3]}"
 
     return _PLACE.sub(table_of, page)
 
@@ -58,6 +59,19 @@ def table(record: dict[str, Any]) -> str:
             f"| {' / '.join('–' if speed != speed else f'{speed:.2f}' for speed in speeds)} "
             f"| {others[0]} |"
         )
+    return "\n".join(lines)
+
+
+def table_of_calls(record: dict[str, Any]) -> str:
+    """Return a row for each kind of operands: what every call on them takes."""
+    lines = ["| operands | time until a call returns |", "| --- | --- |"]
+    for case in record["cases"]:
+        if "calls" in case:
+            times = (
+                f"`{name}` {shown_time(timing['median_s'])}"
+                for name, timing in case["calls"].items()
+            )
+            lines.append(f"| {case['case'].replace('^3', '³')} | {', '.join(times)} |")
     return "\n".join(lines)
 
 

@@ -193,3 +193,12 @@ def test_float32_leaves_room_for_large_operands() -> None:
     plan = make_plan(a, a, gpu=gpu())
     assert plan.method == "fp16x3"
     assert plan.workspace_bytes <= gpu().memory_bytes // 8
+
+
+def test_a_tight_budget_gets_the_same_family_with_less_workspace() -> None:
+    a, b, out = on((128, 100_000), BF16), on((100_000, 128), BF16), on((128, 128), BF16)
+    free = make_plan(a, b, out=out, gpu=gpu())
+    tight = make_plan(a, b, out=out, gpu=gpu(), memory_bytes=free.workspace_bytes // 2)
+    assert free.method == tight.method == "hopper"
+    assert tight.workspace_bytes <= free.workspace_bytes // 2
+    assert tight.bits == free.bits

@@ -7,12 +7,13 @@ import os
 import re
 from functools import lru_cache
 from os import PathLike
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _arrays, _cpu, _memory
+from . import _arrays, _cpu, _memory, _repeat
 from ._plan import Operand, Plan, make_plan
 from ._run import run_on_device, run_on_host
 from .errors import BudgetError, DeviceError, DTypeError, OptionError, ShapeError
@@ -97,6 +98,12 @@ def matmul(
     -----
     Each element obeys the bound that ``tilewise.plan(a, b)`` prints (docs/numerics.md).
     """
+    asked = None
+    if type(a) is not np.ndarray and memory is None and devices is None and verify is False:
+        asked = _repeat.question(a, b, dtype, precision)
+        done = _repeat.product(a, b, out, stream, asked)
+        if done is not None:
+            return done
     if _arrays.is_group(a) or _arrays.is_group(b):
         _check_group(a, b, out)
         outs = [None] * len(a) if out is None else out
@@ -114,18 +121,14 @@ def matmul(
             )
             for x, y, z in zip(a, b, outs, strict=True)
         ]
-    index = _arrays.device_of(a, b, out)
-    if index is None:
-        if stream is not None:
-            raise _arrays.no_stream(stream)
+    there = _arrays.on_device(a, b, out, stream)
+    if there is None:
         x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
         made = _plan_for(x, y, out, False, dtype, precision, memory, devices, verify)
         return run_on_host(made, x, y, out, a, b)
-    handle = _arrays.stream_of(stream, index, a, b)
-    p, q = _arrays.adopt_device(a, "a", handle), _arrays.adopt_device(b, "b", handle)
-    target = None if out is None else _arrays.adopt_device(out, "out", handle)
+    p, q, target, handle = there
     made = _plan_for(p, q, target, False, dtype, precision, memory, devices, verify)
-    return run_on_device(made, p, q, out, target, a, b, handle)
+    return run_on_device(made, p, q, out, target, a, b, handle, asked)
 
 
 def gemm(
@@ -158,10 +161,8 @@ def gemm(
     ShapeError, DTypeError, OptionError
         Before any work; c is untouched.
     """
-    index = _arrays.device_of(a, b, c)
-    if index is None:
-        if stream is not None:
-            raise _arrays.no_stream(stream)
+    there = _arrays.on_device(a, b, c, stream, "c")
+    if there is None:
         x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
         made = _plan_for(x, y, c, True, None, precision, None, None, False)
         target = _arrays.adopt_out(c, made.shape, made.dtype, "c")
@@ -169,9 +170,9 @@ def gemm(
         return c
     from . import _gpu
 
-    handle = _arrays.stream_of(stream, index, a, b)
-    p, q = _arrays.adopt_device(a, "a", handle), _arrays.adopt_device(b, "b", handle)
-    r = _arrays.adopt_device(c, "c", handle)
+    p, q, r, handle = there
+    if r is None:
+        raise DTypeError("c is None; pass the array that the product is added to")
     if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
         p, q = p.without_terms(is_left=True), q.without_terms(is_left=False)
     made = _plan_for(p, q, r, True, None, precision, None, None, False)
@@ -210,15 +211,11 @@ def plan(
         if stream is not None:
             raise _arrays.no_stream(stream)
         return plan_paths(a, b, dtype, memory, devices, precision, verify)
-    index = _arrays.device_of(a, b, out)
-    if index is None:
-        if stream is not None:
-            raise _arrays.no_stream(stream)
+    there = _arrays.on_device(a, b, out, stream)
+    if there is None:
         x, y, target = _described(a, "a"), _described(b, "b"), out
     else:
-        handle = _arrays.stream_of(stream, index, a, b)
-        x, y = _arrays.adopt_device(a, "a", handle), _arrays.adopt_device(b, "b", handle)
-        target = None if out is None else _arrays.adopt_device(out, "out", handle)
+        x, y, target, _ = there
     return _plan_for(x, y, target, False, dtype, precision, memory, devices, verify)
 
 
@@ -246,6 +243,8 @@ def _plan_for(
     verify: bool,
 ) -> Plan:
     """Return the plan for adopted operands, made once for each set of layouts and options."""
+    if not isinstance(precision, (str, NoneType)):
+        raise OptionError(f"precision={precision!r} is not text; None is the default bound")
     names = None if devices is None else _device_names(devices)
     is_on_gpu = hasattr(x, "owner")
     machine = None if is_on_gpu or updates else _machine_for(x, y, names, memory)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import lru_cache
 from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._libraries import check_torch, extension_dtype, known_library, library_name
 from .errors import DeviceError, DTypeError, OptionError, ShapeError, TilewiseError, describe
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "adopt",
-    "adopt_device",
     "adopt_out",
     "check_out",
     "common_library",
@@ -32,8 +31,8 @@ __all__ = [
     "give_back",
     "is_group",
     "no_stream",
+    "on_device",
     "overlap",
-    "stream_of",
 ]
 
 #: Candidates that the exact test for shared memory may try before overlap is assumed.
@@ -76,7 +75,7 @@ def adopt(x: Any, name: str) -> NDArray[Any]:
                 f"Pass {name}.filled(0) or np.asarray({name})"
             )
         return x.view(np.ndarray)
-    library = _library_name(x)
+    library = library_name(x)
     if hasattr(x, "nnz") or library == "sparse":
         raise DTypeError(f"{name} is sparse ({type(x).__name__}); pass {name}.toarray()")
     if library == "dask":
@@ -177,7 +176,7 @@ def common_library(*operands: Any) -> ModuleType | None:
     Operands of one library beside NumPy arrays are of that library. Two such libraries are refused,
     since neither kind of result would be expected.
     """
-    names = {_library_name(x) for x in operands if not isinstance(x, np.ndarray)}
+    names = {library_name(x) for x in operands if not isinstance(x, np.ndarray)}
     names -= {"builtins", "numpy", "array"}
     if len(names) > 1:
         raise DTypeError(
@@ -211,69 +210,54 @@ def device_of(*arrays: Any) -> int | None:
     return next(iter(places.values()))
 
 
-def stream_of(stream: Any, index: int, *operands: Any) -> int:
-    """Return the handle of the stream to work on: the one given, or the operands' library's own.
+def on_device(
+    a: Any, b: Any, out: Any, stream: Any, out_name: str = "out"
+) -> tuple[DeviceArray, DeviceArray, DeviceArray | None, int] | None:
+    """Return the arrays as they are in device memory, and the stream to work on.
 
-    torch and CuPy have a current stream, on which their next operation will run; other libraries
-    get CUDA's default stream.
+    They are complete for what follows on that stream: the one given, or the one that their library
+    works on now (torch, CuPy), or CUDA's default stream. None stands for arrays in host memory.
+
+    Raises
+    ------
+    DTypeError, OptionError, DeviceError
+        Naming the operand. A stream beside arrays in host memory is refused.
     """
-    from .runtime import streams
+    index = device_of(a, b, out)
+    if index is None:
+        if stream is not None:
+            raise no_stream(stream)
+        return None
+    from .runtime import driver, streams
 
-    library = common_library(*operands)
-    if stream is None and library is not None:
-        if library.__name__ == "torch":
-            return int(library._C._cuda_getCurrentRawStream(index)) or streams.DEFAULT
-        if library.__name__ == "cupy":
-            return int(library.cuda.get_current_stream(index).ptr) or streams.DEFAULT
-    return streams.handle_of(stream, index)
-
-
-def adopt_device(x: Any, name: str, stream: int) -> DeviceArray:
-    """Return the device array ``x``, complete for what follows on ``stream``.
-
-    torch and CuPy are asked for what they know of an array: DLPack takes twenty times as long, and
-    CuPy's loses the sign of a stride.
-    """
-    from .runtime import arrays, streams
-
-    library = _library_name(x)
-    if library == "torch":
-        _check_torch(x, name)
-        if x.is_conj() or x.is_neg():
-            x = x.resolve_conj().resolve_neg()
-        item, index = x.element_size(), x.device.index
-        strides = tuple([step * item for step in x.stride()])
-        found = arrays.DeviceArray(
-            x.data_ptr(), tuple(x.shape), strides, _torch_dtype(x.dtype, name), index, False, x
-        )
-        last = sys.modules["torch"]._C._cuda_getCurrentRawStream(index)
-    elif library == "cupy":
-        index = x.device.id
-        dtype = x.dtype
-        found = arrays.DeviceArray(x.data.ptr, x.shape, x.strides, dtype, index, False, x)
-        last = sys.modules["cupy"].cuda.get_current_stream(index).ptr
+    driver.require()
+    library = common_library(a, b)
+    known = None if library is None else known_library(library.__name__)
+    if stream is None and known is not None:
+        handle = known.stream(index) or streams.DEFAULT
     else:
-        return arrays.view(x, name, stream)
-    if (last or streams.DEFAULT) != stream:
-        streams.follow(stream, last, index)
-    return found
+        handle = streams.handle_of(stream, index)
+    x, y = _adopt_device(a, "a", handle), _adopt_device(b, "b", handle)
+    return x, y, None if out is None else _adopt_device(out, out_name, handle, True), handle
 
 
-def empty_like(a: Any, b: Any, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any:
-    """Return a new device array of the operands' library, not yet written."""
-    library: Any = common_library(a, b)
-    name = getattr(library, "__name__", "")
-    if name == "torch":
-        return library.empty(shape, dtype=getattr(library, dtype.name), device=f"cuda:{index}")
-    if name == "cupy":
-        with library.cuda.Device(index):
-            return library.empty(shape, dtype)
-    namespace = getattr(a, "__array_namespace__", lambda: None)()
-    if namespace is None:
-        raise DeviceError(
-            f"{type(a).__module__} has no way to make a new array that tilewise knows; pass out="
-        )
-    return namespace.empty(shape, dtype=getattr(namespace, dtype.name), device=a.device)
+def empty_like(
+    a: Any, b: Any, shape: tuple[int, ...], dtype: np.dtype[Any], index: int, stream: int
+) -> tuple[Any, DeviceArray]:
+    """Return a new device array of the operands' library, not yet written, in both its forms."""
+    library = common_library(a, b)
+    known = None if library is None else known_library(library.__name__)
+    if known is not None:
+        made = known.empty(shape, dtype, index)
+    else:
+        namespace = getattr(a, "__array_namespace__", lambda: None)()
+        if namespace is None:
+            raise DeviceError(
+                f"{type(a).__module__} has no way to make a new array that tilewise knows; "
+                "pass out="
+            )
+        made = namespace.empty(shape, dtype=getattr(namespace, dtype.name), device=a.device)
+    return made, _adopt_device(made, "the result", stream, True)
 
 
 def no_stream(stream: Any) -> OptionError:
@@ -305,11 +289,29 @@ def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
     return False
 
 
+def _adopt_device(x: Any, name: str, stream: int, is_out: bool = False) -> DeviceArray:
+    """Return the device array ``x``, complete for what follows on ``stream``.
+
+    torch and CuPy are asked for what they know of an array: DLPack takes twenty times as long, and
+    CuPy's loses the sign of a stride.
+    """
+    from .runtime import arrays, streams
+
+    library = known_library(library_name(x))
+    if library is None:
+        return arrays.view(x, name, stream)
+    found = library.adopt(x, name, is_out)
+    last = library.stream(found.index) or streams.DEFAULT
+    if last != stream:
+        streams.follow(stream, last, found.index)
+    return found
+
+
 def _place(x: Any) -> int | None:
     """Return the GPU whose memory ``x`` is in; None for the host's, and for what is no array."""
     if isinstance(x, (np.ndarray, list, tuple)):
         return None
-    if _library_name(x) == "torch":
+    if library_name(x) == "torch":
         return x.device.index if x.device.type == "cuda" else None
     if hasattr(x, "__dlpack_device__"):
         kind, index = x.__dlpack_device__()
@@ -325,10 +327,6 @@ def _adopt_unordered(x: Any) -> DeviceArray:
     return view(x, "an operand", None)
 
 
-def _library_name(x: Any) -> str:
-    return type(x).__module__.partition(".")[0]
-
-
 def _on_device(x: Any, name: str) -> DeviceError:
     return DeviceError(
         f"{name} ({type(x).__name__}, shape {tuple(x.shape)}) is in the memory of a device that "
@@ -336,27 +334,8 @@ def _on_device(x: Any, name: str) -> DeviceError:
     )
 
 
-def _check_torch(x: Any, name: str) -> None:
-    if x.requires_grad:
-        raise DTypeError(
-            f"{name} requires grad, and tilewise records no gradients; pass {name}.detach()"
-        )
-    if str(x.layout) != "torch.strided":
-        raise DTypeError(f"{name} is sparse ({x.layout}); pass {name}.to_dense()")
-
-
-@lru_cache(maxsize=64)
-def _torch_dtype(dtype: Any, name: str) -> np.dtype[Any]:
-    text = str(dtype).removeprefix("torch.")
-    try:
-        known: np.dtype[Any] = np.dtype(text)
-    except TypeError:
-        return _extension_dtype(text, name)
-    return known
-
-
 def _adopt_torch(x: Any, name: str) -> NDArray[Any]:
-    _check_torch(x, name)
+    check_torch(x, name)
     if x.device.type != "cpu":
         raise _on_device(x, name)
     x = x.resolve_conj().resolve_neg()
@@ -365,7 +344,7 @@ def _adopt_torch(x: Any, name: str) -> NDArray[Any]:
         return np.asarray(x.numpy())
     except TypeError:
         # NumPy has no such type: pass the bits, and read them as the type of ml_dtypes.
-        extension = _extension_dtype(str(x.dtype).removeprefix("torch."), name)
+        extension = extension_dtype(str(x.dtype).removeprefix("torch."), name)
         carrier = torch.int16 if extension.itemsize == 2 else torch.uint8
         return np.asarray(x.view(carrier).numpy()).view(extension)
 
@@ -375,17 +354,3 @@ def _to_torch(result: NDArray[Any], torch: ModuleType) -> Any:
         return torch.from_numpy(result)
     carrier = np.int16 if result.dtype.itemsize == 2 else np.uint8
     return torch.from_numpy(result.view(carrier)).view(getattr(torch, result.dtype.name))
-
-
-def _extension_dtype(dtype_name: str, name: str) -> np.dtype[Any]:
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise DTypeError(
-            f"{name} is {dtype_name}, which NumPy knows through ml_dtypes: pip install ml_dtypes"
-        ) from None
-    scalar = getattr(ml_dtypes, dtype_name, None)
-    if scalar is None:
-        raise DTypeError(f"{name} has dtype {dtype_name}, which cannot be multiplied")
-    dtype: np.dtype[Any] = np.dtype(scalar)
-    return dtype

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,15 @@ from .runtime.launch import Launch
 if TYPE_CHECKING:
     from ._plan import Operand, Plan
 
-__all__ = ["Recipe", "launch", "multiply", "multiply_host", "recipe"]
+__all__ = [
+    "Prepared",
+    "Recipe",
+    "launch",
+    "multiply",
+    "multiply_host",
+    "prepared",
+    "recipe",
+]
 
 #: Hopper's kernels count rows, columns and matrices in 32 bits, whole tiles at a time.
 _LARGEST_HOPPER_SIZE = 2**31 - 512
@@ -39,6 +47,9 @@ _LARGEST_HOPPER_SIZE = 2**31 - 512
 #: The float16 parts of float32 operands may take this share of a GPU's memory; products that would
 #: take more are computed part by part, with the same bits.
 _WORKSPACE_SHARE = 8
+
+#: Alpha and beta of a plain product, and their imaginary parts; whole, so that integers take them.
+_PLAIN = (1, 0, 0, 0)
 
 _HOPPER_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -118,7 +129,7 @@ def recipe(
     ]
     hopper = _hopper(a, b, c, (m, n, k), strides, (outer.size, inner.size), gpu, updates)
     if hopper is not None:
-        choice = hopper_plan.choose(hopper, gpu.multiprocessors)
+        choice = hopper_plan.choose(hopper, gpu.multiprocessors, workspace_bytes=workspace_bytes)
         if workspace_bytes is None or choice.workspace_bytes <= workspace_bytes:
             return Recipe(
                 what=what,
@@ -186,14 +197,21 @@ def multiply(
     stream: int,
     alpha: complex = 1,
     beta: complex = 0,
-) -> None:
-    """Put ``c = alpha·a·b + beta·c`` on a stream and return; c may overlap an operand."""
+) -> Prepared:
+    """Put ``c = alpha·a·b + beta·c`` on a stream, and return what does so again.
+
+    Here c may overlap an operand, which is copied then.
+    """
+    assert plan.recipe is not None
+    put = prepared(plan.recipe, c.index)
     with ExitStack() as held:
         if c.overlaps(a):
             a = held.enter_context(copied(a, stream))
         if c.overlaps(b):
             b = held.enter_context(copied(b, stream))
-        _launch(plan, a, b, c, stream, (alpha.real, beta.real, alpha.imag, beta.imag))
+        numbers = (alpha.real, beta.real, alpha.imag, beta.imag)
+        put((a.pointer, b.pointer, c.pointer), stream, numbers)
+    return put
 
 
 def multiply_host(
@@ -209,7 +227,8 @@ def multiply_host(
         room = held.enter_context(memory.allocate(nbytes, index, stream, "the result"))
         strides = contiguous_strides(plan.shape, plan.dtype.itemsize)
         c = DeviceArray(room.pointer, plan.shape, strides, plan.dtype, index, False, room)
-        _launch(plan, x, y, c, stream, (1, 0, 0, 0))
+        assert plan.recipe is not None
+        prepared(plan.recipe, index)((x.pointer, y.pointer, c.pointer), stream)
         result = to_host(c, stream)
     if out is None:
         return result if plan.shape else result[()]
@@ -225,49 +244,87 @@ def launch(
     numbers: tuple[float, ...],
 ) -> None:
     """Put a product on a stream, given where a, b, c and the workspace are on GPU ``index``."""
-    launches = _prepared(made, index)
-    *arrays, scratch = pointers
-    for offsets in made.offsets:
-        places = *(x + at for x, at in zip(arrays, offsets, strict=True)), scratch
-        for step, ready in zip(made.steps, launches, strict=True):
-            ready(stream, tuple(places[i] for i in step.operands), numbers[: step.numbers])
+    prepared(made, index).put(pointers, stream, numbers)
 
 
-def _launch(
-    plan: Plan,
-    a: DeviceArray,
-    b: DeviceArray,
-    c: DeviceArray,
-    stream: int,
-    numbers: tuple[float, ...],
-) -> None:
-    made = plan.recipe
-    assert made is not None
-    with ExitStack() as held:
-        scratch = 0
-        if made.workspace_bytes:
-            lent = memory.workspace(c.index).on(stream, made.workspace_bytes)
-            scratch = held.enter_context(lent)
-        launch(made, c.index, (a.pointer, b.pointer, c.pointer, scratch), stream, numbers)
+class Prepared:
+    """A recipe on one device, ready to be put on a stream with nothing but addresses."""
+
+    def __init__(self, made: Recipe, index: int) -> None:
+        capability = facts(index).capability
+        self._index = index
+        self._offsets = made.offsets
+        self._workspace_bytes = made.workspace_bytes
+        self._steps = tuple(
+            _Step(
+                Launch(
+                    find(made.family, step.kernel, capability),
+                    index,
+                    step.grid,
+                    step.arguments,
+                    what=made.what,
+                ),
+                step.operands,
+                step.numbers,
+                _PLAIN[: step.numbers],
+            )
+            for step in made.steps
+        )
+        #: The only step, if it takes the pointers of a call as they are.
+        self._only = None
+        if [step.operands for step in made.steps] == [(0, 1, 2)] and made.offsets == ((0, 0, 0),):
+            (self._only,) = self._steps
+
+    def __call__(
+        self, pointers: tuple[int, int, int], stream: int, numbers: tuple[float, ...] = _PLAIN
+    ) -> None:
+        """Put ``c = alpha·a·b + beta·c`` on a stream.
+
+        Parameters
+        ----------
+        pointers : tuple of int
+            Where a, b and c begin.
+        stream : int
+            A handle, as `streams.handle_of` gives it.
+        numbers : tuple of float
+            Alpha, beta, and the imaginary parts of both.
+        """
+        only = self._only
+        if only is not None and numbers is _PLAIN:
+            only.launch(stream, pointers, only.plain)
+        elif self._workspace_bytes:
+            with memory.workspace(self._index).on(stream, self._workspace_bytes) as scratch:
+                self.put((*pointers, scratch), stream, numbers)
+        else:
+            self.put((*pointers, 0), stream, numbers)
+
+    def put(
+        self, pointers: tuple[int, int, int, int], stream: int, numbers: tuple[float, ...]
+    ) -> None:
+        """Do the same with scratch memory of the caller's, at the last of the pointers."""
+        a, b, c, scratch = pointers
+        for a_at, b_at, c_at in self._offsets:
+            here = a + a_at, b + b_at, c + c_at, scratch
+            for launch, operands, count, plain in self._steps:
+                given = plain if numbers is _PLAIN else numbers[:count]
+                launch(stream, tuple([here[i] for i in operands]), given)
+
+
+class _Step(NamedTuple):
+    launch: Launch
+    operands: tuple[int, ...]
+    numbers: int
+    plain: tuple[float, ...]  #: the same tuple every time, which a launch need not write again
 
 
 _preparing = threading.Lock()
 
 
 @lru_cache(maxsize=1024)
-def _prepared(made: Recipe, index: int) -> tuple[Launch, ...]:
-    capability = facts(index).capability
+def prepared(made: Recipe, index: int) -> Prepared:
+    """Return what puts a recipe's launches on a stream of GPU ``index``; prepared once."""
     with _preparing:
-        return tuple(
-            Launch(
-                find(made.family, step.kernel, capability),
-                index,
-                step.grid,
-                step.arguments,
-                what=made.what,
-            )
-            for step in made.steps
-        )
+        return Prepared(made, index)
 
 
 @dataclass(frozen=True, slots=True)

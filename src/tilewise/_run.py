@@ -5,12 +5,13 @@ The arithmetic is elsewhere (`_cpu`, `_gpu`); what was decided, and why, stands 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _arrays, _cpu, _memory
+from . import _arrays, _cpu, _memory, _repeat
 from .errors import BudgetError, CheckError, OptionError, ShapeError, describe
 
 if TYPE_CHECKING:
@@ -25,18 +26,19 @@ _CHECKED_BYTES = 256 << 20
 
 def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
     """Run a plan on operands, after checking that they are those it was made for."""
-    index = _arrays.device_of(a, b, out)
-    if index is None:
-        if plan.device == "cpu" and stream is not None:
-            raise _arrays.no_stream(stream)
+    if plan.recipe is not None and not plan.verify:
+        done = _repeat.product(a, b, out, stream, plan.recipe)
+        if done is not None:
+            return done
+    there = _arrays.on_device(a, b, out, stream)
+    if there is None:
         x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
         _check_planned(plan, x, y)
         return run_on_host(plan, x, y, out, a, b)
-    handle = _arrays.stream_of(stream, index, a, b)
-    p, q = _arrays.adopt_device(a, "a", handle), _arrays.adopt_device(b, "b", handle)
-    target = None if out is None else _arrays.adopt_device(out, "out", handle)
+    p, q, target, handle = there
     _check_planned(plan, p, q)
-    if plan.recipe is None or (target is not None) != (plan.out is not None):
+    is_for_host = plan.recipe is None or "memory" in (plan.a.where, plan.b.where)
+    if is_for_host or (target is not None) != (plan.out is not None):
         raise OptionError(
             "this plan is for host operands, or differs in whether out= is given; make a plan with "
             "the same arguments"
@@ -46,7 +48,7 @@ def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
             f"{describe('out', target)} is not what this plan is for: strides {plan.out.strides}; "
             "make a plan for it"
         )
-    return run_on_device(plan, p, q, out, target, a, b, handle)
+    return run_on_device(plan, p, q, out, target, a, b, handle, asked=plan.recipe)
 
 
 def run_on_host(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: Any, a: Any, b: Any) -> Any:
@@ -81,18 +83,24 @@ def run_on_device(
     a: Any,
     b: Any,
     stream: int,
+    asked: Hashable = None,
 ) -> Any:
-    """Put a plan for the device arrays ``x`` and ``y`` on a stream; returns at once."""
+    """Put a plan for the device arrays ``x`` and ``y`` on a stream; returns at once.
+
+    With ``asked``, which is all that the plan depends on besides the arrays, it is kept for
+    products like this one.
+    """
     from . import _gpu
 
     result = out
     if target is None:
-        result = _arrays.empty_like(a, b, plan.shape, plan.dtype, x.index)
-        target = _arrays.adopt_device(result, "the result", stream)
+        result, target = _arrays.empty_like(a, b, plan.shape, plan.dtype, x.index, stream)
     else:
         _arrays.check_out(target, plan.shape, plan.dtype, "out", not target.is_readonly)
     if not plan.verify:
-        _gpu.multiply(plan, x, y, target, stream)
+        put = _gpu.multiply(plan, x, y, target, stream)
+        if asked is not None:
+            _repeat.keep(asked, put, (a, b, result), (x, y, target), is_new=out is None)
         return result
     from .runtime.arrays import to_host
 

@@ -80,8 +80,8 @@ def test_A27_a_flipped_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     launch = _gpu.multiply
 
-    def flipping(plan: Any, x: Any, y: Any, out: Any, *rest: Any) -> None:
-        launch(plan, x, y, out, *rest)
+    def flipping(plan: Any, x: Any, y: Any, out: Any, *rest: Any) -> Any:
+        put = launch(plan, x, y, out, *rest)
         view = cupy.ndarray(
             out.shape,
             np.uint32,
@@ -90,6 +90,7 @@ def test_A27_a_flipped_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             ),
         )
         view[3, 5] ^= np.uint32(1 << 28)
+        return put
 
     monkeypatch.setattr(_gpu, "multiply", flipping)
     with pytest.raises(CheckError, match="row 3, column 5"):

@@ -68,8 +68,8 @@ class Launch:
         with current(index):
             self._function = load(built, index)
             self._packed = Packed(built, arguments, self._encode)
-        self._shape = (self._function, *self._grid, *self._block, built.shared_bytes)
-        self._config = self._extended_config()
+        self._stream = 0
+        self._config = self._described()
 
     def __call__(
         self, stream: int, pointers: tuple[int, ...], numbers: tuple[float, ...] = ()
@@ -98,16 +98,14 @@ class Launch:
         packed = self._packed
         try:
             with self._lock:
-                packed.point(pointers)
-                if numbers:
+                if pointers != packed.pointers:
+                    packed.point(pointers)
+                if numbers is not packed.numbers:
                     packed.set_numbers(numbers)
-                if self._config is None:
-                    (status,) = cuda.cuLaunchKernel(*self._shape, stream, packed.address, 0)
-                else:
+                if stream != self._stream:
                     self._config.hStream = cuda.CUstream(stream)
-                    (status,) = cuda.cuLaunchKernelEx(
-                        self._config, self._function, packed.address, 0
-                    )
+                    self._stream = stream
+                (status,) = cuda.cuLaunchKernelEx(self._config, self._function, packed.address, 0)
         except DeviceError as error:
             raise self._failure(str(error)) from None
         finally:
@@ -159,8 +157,8 @@ class Launch:
             )
         return encoded
 
-    def _extended_config(self) -> Any:
-        """Return the driver's description of a launch, where the plain call cannot say it all."""
+    def _described(self) -> Any:
+        """Return the driver's description of the launch, all but its stream."""
         cuda, built = driver.require(), self._built
         attributes = []
         if built.blocks > 1:
@@ -176,8 +174,6 @@ class Launch:
             )
             early.value.programmaticStreamSerializationAllowed = 1
             attributes.append(early)
-        if not attributes:
-            return None
         config = cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self._grid
         config.blockDimX, config.blockDimY, config.blockDimZ = self._block
@@ -235,7 +231,9 @@ def load(built: Built, index: int) -> Any:
                 attribute, built.shared_bytes, kernel.handle, cuda.cuDeviceGet(index)[1]
             )
             driver.check(given, f"giving {what} {built.shared_bytes} bytes of shared memory")
-        # Asking for the function loads the code now: later could be in the capture of a graph.
-        driver.check(cuda.cuKernelGetFunction(kernel.handle), f"loading {what} on cuda:{index}")
-        function = _functions[(*name, index)] = cuda.CUfunction(int(kernel.handle))
+        # This loads the code now: later could be in the capture of a graph. And what it gives is
+        # launched a tenth faster than the kernel that it is of.
+        asked = cuda.cuKernelGetFunction(kernel.handle)
+        function = driver.check(asked, f"loading {what} on cuda:{index}")
+        _functions[(*name, index)] = function
     return function

@@ -6,11 +6,11 @@ since it does the same arithmetic in the same order. Where a long K is cut into 
 `add_chains` adds them up. What is launched is decided in ``skinny_plan``.
 
 A block of `multiply_skinny` is a producer, which keeps a ring of tiles of A and B in shared memory
-full, and three consumers of four warps. Consumers take pieces of 64 of K in turn: what costs
-time, reading, scaling, splitting and multiplying a piece, they do side by side, and what has to
-happen in the order of K, adding its sum to the running one, they do one after the other, handing
-the running sum on through shared memory. The tensor cores compute Cᵀ = Bᵀ·Aᵀ: 64 columns of B are
-the rows of an instruction, which it takes from registers, and the few rows of A its columns.
+full, and three consumers of four warps. Consumers take pieces of 64 of K in turn: what costs time,
+reading, scaling, splitting and multiplying a piece, they do side by side, and what has to happen in
+the order of K, adding its sum to the running one, they do one after the other, handing the running
+sum on through shared memory. The tensor cores compute Cᵀ = Bᵀ·Aᵀ: 64 columns of B are the rows of
+an instruction, which it takes from registers, and the few rows of A its columns.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -90,13 +90,13 @@ def multiply_skinny(
 ):
     """Write C = alpha·A·B + beta·C where neither row nor column is flagged, and flag columns.
 
-    ``a`` maps (matrix, hi or lo, row, k). ``b`` maps (outer, inner, k,
-    column) or, ALONG_K, (outer, inner, column, k); not MAPPED, it is a pointer, and B has the steps
-    ``b_row`` and so on. Matrix ``outer · a_next_outer + inner · a_next_inner`` of A multiplies, and
-    B's flags are in the order of such numbers. ``threshold`` is the least scaled magnitude and
-    ``most_field`` the largest exponent field of a piece that are safe at this K (docs/numerics.md).
-    With ``chains`` > 1 each ``chain_k`` of K is a result of its own, without the scale of rows: C
-    then has ``chains`` times as many matrices along its inner axis.
+    ``a`` maps (matrix, hi or lo, row, k). ``b`` maps (outer, inner, k, column) or, ALONG_K, (outer,
+    inner, column, k); not MAPPED, it is a pointer, and B has the steps ``b_row`` and so on. Matrix
+    ``outer · a_next_outer + inner · a_next_inner`` of A multiplies; B's flags lie in such order.
+    ``threshold`` is the least scaled magnitude and ``most_field`` the largest exponent field of a
+    piece that are safe at this K (docs/numerics.md). With ``chains`` > 1 each ``chain_k`` of K is a
+    result of its own, without the scale of rows: C then has ``chains`` times as many matrices along
+    its inner axis.
     """
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -329,16 +329,13 @@ class Strided:
         if self.ALONG_K:
             rows, cols = k + near, col + far
         for i in gl.static_range(8):  # in slices, whose addresses the registers hold
+            from_row, from_col = rows.to(gl.int64) * self.row, cols.to(gl.int64) * self.col
             if self.ALONG_K:
-                at = (rows.to(gl.int64) * self.row)[None, :] + (cols.to(gl.int64) * self.col)[
-                    :, None
-                ]
+                at = from_row[None, :] + from_col[:, None]
                 inside = (rows < self.k)[None, :] & (cols < self.n)[:, None]
                 cols += 8
             else:
-                at = (rows.to(gl.int64) * self.row)[:, None] + (cols.to(gl.int64) * self.col)[
-                    None, :
-                ]
+                at = from_row[:, None] + from_col[None, :]
                 inside = (rows < self.k)[:, None] & (cols < self.n)[None, :]
                 rows += 8
             part = tile.reshape([64, 64]).slice(8 * i, 8, dim=0)

@@ -219,14 +219,14 @@ class _Tiles:
         self._b_parts = room.take(2 * self._parts * b_rows * self._depth * self._splits_b)
         self._a_scale = room.take(4 * a_rows)
         self._b_scale = room.take(4 * b_rows * (self._depth // PIECE) * self._splits_b)
-        # What counts from zero: flagged rows and columns, by matrix, and flags of columns, which
-        # several blocks set.
-        self._clear_count = self._a_count + self._b_count + b_rows
+        # What counts from zero: flagged rows and columns, by matrix; flagged columns by tile; and
+        # flags of columns, which several blocks set.
+        b_tiles = self._b_count * self._tiles_n
+        self._clear_count = self._a_count + self._b_count + b_tiles + b_rows
         self._counts = room.take(4 * self._clear_count)
         self._a_flag = room.take(4 * a_rows)
         self._a_list, self._b_list = room.take(4 * a_rows), room.take(4 * b_rows)
         self._a_tile = room.take(4 * self._a_count * self._tiles_m)
-        self._b_tile = room.take(4 * self._b_count * self._tiles_n)
 
     def choice(self) -> Choice:
         us, why = self._weigh()
@@ -234,7 +234,6 @@ class _Tiles:
             steps=(
                 self._split_rows(),
                 self._split_pieces(),
-                self._list(),
                 self._multiply(),
                 self._repair(),
             ),
@@ -252,8 +251,28 @@ class _Tiles:
         return _moved(self._counts, 4 * self._a_count)
 
     @property
-    def _b_flag(self) -> Pointer:
+    def _b_tile(self) -> Pointer:
         return _moved(self._counts, 4 * (self._a_count + self._b_count))
+
+    @property
+    def _b_flag(self) -> Pointer:
+        return _moved(self._b_tile, 4 * self._b_count * self._tiles_n)
+
+    @property
+    def _marks(self) -> _Arguments:
+        """Flags, and lists and counts of what is flagged."""
+        return {
+            "a_flag": self._a_flag,
+            "b_flag": self._b_flag,
+            "a_list": self._a_list,
+            "b_list": self._b_list,
+            "a_count": self._a_flagged,
+            "b_count": self._b_flagged,
+            "a_tile": self._a_tile,
+            "b_tile": self._b_tile,
+            "m": self._m,
+            "a_tiles": self._a_count * self._tiles_m,
+        }
 
     @property
     def _threshold(self) -> float:
@@ -316,7 +335,7 @@ class _Tiles:
             "source": self._at[1],
             "target": self._b_parts,
             "scale": self._b_scale,
-            "flag": self._b_flag,
+            **self._marks,
             "rows": self._n,
             "k": self._k,
             "inner": self._b_stack[1],
@@ -333,21 +352,9 @@ class _Tiles:
         return Step.of(f"split_pieces_{self._parts}_{way}", min(blocks, _MOST_BLOCKS), arguments)
 
     def _list(self) -> Step:
-        a_tiles, b_tiles = self._a_count * self._tiles_m, self._b_count * self._tiles_n
-        arguments: _Arguments = {
-            "a_flag": self._a_flag,
-            "b_flag": self._b_flag,
-            "a_list": self._a_list,
-            "b_list": self._b_list,
-            "a_count": self._a_flagged,
-            "b_count": self._b_flagged,
-            "a_tile": self._a_tile,
-            "b_tile": self._b_tile,
-            "m": self._m,
-            "n": self._n,
-            "a_tiles": a_tiles,
-        }
-        return Step.of("list_flagged", a_tiles + b_tiles, arguments)
+        """List what is flagged, where `_split_pieces` has not done so."""
+        tiles = self._a_count * self._tiles_m + self._b_count * self._tiles_n
+        return Step.of("list_flagged", tiles, self._marks | {"n": self._n})
 
     def _multiply(self) -> Step:
         p, parts, depth = self._p, self._parts, self._depth
@@ -465,7 +472,7 @@ class _Tiles:
         largest = max(bounds, key=lambda name: bounds[name])
         how = "tf32" if self._parts == 1 else "fp16x3"
         why = f"{how}, {tiles} tiles of {TILE}x{TILE} in {waves} waves, bound by {largest}"
-        return 5 * _LAUNCH_US + split_us + bounds[largest], why
+        return 4 * _LAUNCH_US + split_us + bounds[largest], why
 
 
 class _Skinny(_Tiles):

@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["FLAGS", "list_flagged", "repair", "write"]
+__all__ = ["FLAGS", "list_flagged", "list_rows", "list_tile", "repair", "write"]
 
 FLAGS = gl.constexpr(128)  # that are counted together: the side of the tiles that may be left out
 DEPTH = gl.constexpr(8)  # of K, that is in registers at a time
@@ -48,14 +48,16 @@ def list_flagged(
     gdc_launch_dependents()
     tile = gl.program_id(0)
     if tile < a_tiles:
-        _list(a_flag, a_list, a_count, a_tile, tile, m)
+        list_tile(a_flag, a_list, a_count, a_tile, tile, m)
     else:
-        _list(b_flag, b_list, b_count, b_tile, tile - a_tiles, n)
+        list_tile(b_flag, b_list, b_count, b_tile, tile - a_tiles, n)
 
 
 @gluon.jit
-def _list(flag, to, count, of_tile, tile, rows):
-    layout: gl.constexpr = gl.BlockedLayout([FLAGS // 32], [32], [1], [0])
+def list_tile(flag, to, count, of_tile, tile, rows):
+    """List what is flagged of one tile's rows."""
+    warps: gl.constexpr = gl.num_warps()
+    layout: gl.constexpr = gl.BlockedLayout([FLAGS // (32 * warps)], [32], [warps], [0])
     tiles = gl.cdiv(rows, FLAGS)
     matrix = tile // tiles
     i = (tile % tiles) * FLAGS + gl.arange(0, FLAGS, layout)
@@ -67,6 +69,16 @@ def _list(flag, to, count, of_tile, tile, rows):
         first = gl.atomic_add(count + matrix, total)
         place = gl.associative_scan(one, 0, _add) - one
         gl.store(to + matrix * rows + first + place, i, mask=flagged)
+
+
+@gluon.jit
+def list_rows(flag, to, count, of_tile, matrix, i, rows, flagged):
+    """Flag rows, and list those that nobody flagged before; every thread has one of them."""
+    was = gl.atomic_xchg(flag + matrix * rows + i, 1, mask=flagged)
+    is_new = flagged & (was == 0)
+    place = gl.atomic_add(count + matrix + 0 * i, 1, mask=is_new)
+    gl.store(to + matrix * rows + place, i, mask=is_new)
+    gl.atomic_add(of_tile + matrix * gl.cdiv(rows, FLAGS) + i // FLAGS, 1, mask=is_new)
 
 
 @gluon.jit
@@ -191,14 +203,23 @@ class Task:
 def _sides(task, x, y, to, count, share):
     """Compute the listed rows of x with all of y, in tiles that suit their number."""
     if count > FEW:
-        _tiles(task, x, y, to, count, share, 128, 128, 2)
+        _tiles(task, x, y, to, count, share, 128, 128, 4, 1)
     else:
-        _tiles(task, x, y, to, count, share, 16, 64, 8)
+        _tiles(task, x, y, to, count, share, 16, 64, 8, 2)
 
 
 @gluon.jit
 def _tiles(
-    task, x, y, to, count, share, ROWS: gl.constexpr, COLS: gl.constexpr, SLICES: gl.constexpr
+    task,
+    x,
+    y,
+    to,
+    count,
+    share,
+    ROWS: gl.constexpr,
+    COLS: gl.constexpr,
+    SLICES: gl.constexpr,
+    AT_ONCE: gl.constexpr,
 ):
     """Compute this program's tiles of the listed rows of x with all of y.
 
@@ -239,31 +260,32 @@ def _tiles(
         for begin in range(0, task.k, task.chain_k):
             end = gl.minimum(begin + task.chain_k, task.k)
             chain = gl.zeros([ROWS, COLS], gl.float32, sums)
-            slot = 0
             for ahead in gl.static_range(stages - 1):
                 rest = end - (begin + ahead * step)
                 x_at = _load(x, x_at, x_ring, ahead, x_j, rest, SLICES)
                 y_at = _load(y, y_at, y_ring, ahead, y_j, rest, SLICES)
                 async_copy.commit_group()
+            slot = 0
             for done in range(begin, end, step):
                 async_copy.wait_group(stages - 2)
+                # Loops that are not unrolled: else more is held in registers than there are.
+                there = gl.minimum(gl.cdiv(end - done, PADDED) * (PADDED // DEPTH), SLICES)
+                for pair in range(0, there, AT_ONCE):
+                    for i in gl.static_range(AT_ONCE):
+                        u = x_ring.index(slot * SLICES + pair + i).load(of_x)
+                        v = y_ring.index(slot * SLICES + pair + i).permute((1, 0)).load(of_y)
+                        if x.PAIRS:
+                            if x.IS_B:
+                                u = u * sign
+                            else:
+                                v = v * sign
+                        chain = gl.dot_fma(u, v, chain)
+                # Into the slot that was read a step ago, which all threads have left.
                 into = (slot + stages - 1) % stages
                 rest = end - (done + (stages - 1) * step)
                 x_at = _load(x, x_at, x_ring, into, x_j, rest, SLICES)
                 y_at = _load(y, y_at, y_ring, into, y_j, rest, SLICES)
                 async_copy.commit_group()
-                # A loop, not unrolled: else more is held in registers than there are.
-                for part in range(
-                    gl.minimum(SLICES, gl.cdiv(end - done, PADDED) * (PADDED // DEPTH))
-                ):
-                    u = x_ring.index(slot * SLICES + part).load(of_x)
-                    v = y_ring.index(slot * SLICES + part).permute((1, 0)).load(of_y)
-                    if x.PAIRS:
-                        if x.IS_B:
-                            u = u * sign
-                        else:
-                            v = v * sign
-                    chain = gl.dot_fma(u, v, chain)
                 slot = (slot + 1) % stages
             async_copy.wait_group(0)
             # What was loaded ahead belongs to the next chain, whose terms are whole steps on.

@@ -19,6 +19,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .repair import list_rows, list_tile
+
 __all__ = [
     "LEAST_PIECE_FIELD",
     "LEAST_ROW_FIELD",
@@ -113,7 +115,16 @@ def split_pieces(
     source,
     target,
     scale,
-    flag,
+    a_flag,
+    a_list,
+    a_count,
+    a_tile,
+    b_flag,
+    b_list,
+    b_count,
+    b_tile,
+    m,
+    a_tiles,
     rows,
     k,
     inner,
@@ -133,9 +144,11 @@ def split_pieces(
     """Split the transpose of B; ``scale[matrix, piece, column]`` is what a piece is promoted with.
 
     A column is flagged that has in a piece what is not finite, less than ``threshold`` when scaled,
-    or an exponent field above ``most_field``.
+    or an exponent field above ``most_field``. Lists flagged columns, and the rows that `split_rows`
+    flagged in ``a_tiles`` tiles, as `repair.list_flagged` does.
     """
-    gdc_wait()
+    # Started once `split_rows` has waited for all that came before: what is read and written up to
+    # the flags is touched by nothing that still runs.
     gdc_launch_dependents()
     near: gl.constexpr = _near(ALONG_K, ROWS, gl.num_warps())
     wide: gl.constexpr = _wide(ROWS, PIECE, gl.num_warps())
@@ -163,10 +176,16 @@ def split_pieces(
         low = gl.min(gl.where(bits == 0, MAGNITUDE, bits), 1)
         field, flagged = judge(high, low, threshold, LEAST_PIECE_FIELD, most_field)
         gl.store(scale + (matrix * pieces + piece) * rows + i, power(field - 8), mask=i < rows)
-        gl.store(flag + matrix * rows + i, 1, mask=flagged & (i < rows))
         at = target + (matrix.to(gl.int64) * PARTS * rows) * target_row
         x = x * power(268 - field)[:, None]
         _write(at, x, row, piece * PIECE, rows, target_row, PARTS, wide)
+        gdc_wait()
+        one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+        i = row + gl.arange(0, ROWS, one)
+        flagged = (gl.convert_layout(flagged.to(gl.int32), one) != 0) & (i < rows)
+        list_rows(b_flag, b_list, b_count, b_tile, matrix, i, rows, flagged)
+    for tile in range(gl.program_id(0), a_tiles, gl.num_programs(0)):
+        list_tile(a_flag, a_list, a_count, a_tile, tile, m)
 
 
 @gluon.constexpr_function

@@ -60,7 +60,8 @@ def on_hopper(request: pytest.FixtureRequest) -> None:
 def dtype_of(name: str) -> np.dtype[Any]:
     import ml_dtypes
 
-    return np.dtype({"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}[name])
+    known = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+    return np.dtype((known | {"c64": np.complex64})[name])
 
 
 @dataclass

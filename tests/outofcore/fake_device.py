@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import random
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,7 +35,8 @@ class Point:
 class Lanes:
     """Work in order, and what orders it across lanes."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, eager: Any = None) -> None:
+        self._eager = eager
         self.lock = threading.RLock()
         self._random = random.Random(seed)
         self._work: dict[Any, deque[tuple[int, Callable[[], object]]]] = defaultdict(deque)
@@ -56,9 +58,15 @@ class Lanes:
             self.add(lane, lambda: self._run(other, number))
 
     def finish(self, event: Point) -> None:
-        """Run the lane of an event up to it; others may come further, or not."""
+        """Run the lane of an event up to it; others may come further, or not.
+
+        An eager lane comes as far as it can, when threads have had time to put something there.
+        """
         if event.lane is None:
             return
+        if self._eager is not None:
+            time.sleep(0.001)
+            self.drain(self._eager)
         with self.lock:
             for lane in list(self._work):
                 self._run(lane, self._done[lane] + self._random.randint(0, 3))
@@ -89,11 +97,12 @@ class FakeDevice:
         seed: int = 0,
         memory_bytes: int = 1 << 30,
         fails: Callable[[str], bool] = lambda what: False,
+        eager: str | None = None,
     ) -> None:
         self.is_closed = False
         self._left = memory_bytes
         self._fails = fails
-        self._lanes = Lanes(seed)
+        self._lanes = Lanes(seed, eager)
         self._buffers: list[Any] = []
 
     def attached(self) -> nullcontext[None]:

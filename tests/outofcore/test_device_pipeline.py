@@ -147,8 +147,23 @@ def test_operands_that_stay_are_read_once(is_gram: bool) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-def lines(job: Job) -> Schedule:
-    return next(s for s in candidates(job, 600_000) if s.order == "rows" and s.tile_m < job.m)
+def lines(job: Job, budget: int = 600_000) -> Schedule:
+    return next(s for s in candidates(job, budget) if s.order == "rows" and s.tile_m < job.m)
+
+
+@pytest.mark.parametrize("eager", ["in", "compute", "out"])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_lane_that_runs_ahead_overtakes_nobody(eager: str, slots: int) -> None:
+    job = big(500, 400, 130)
+    for schedule in (lines(job, 200_000), replace(corner(job), c_slots=slots)):
+        schedule = replace(schedule, c_slots=slots, a_slots=1)
+        got, expected = run(
+            job,
+            [(schedule, whole(job))],
+            threads=Threads(2, 2, 1 << 14),
+            devices=[FakeDevice(eager=eager)],
+        )
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_foreign_byte_order_is_turned_on_the_way() -> None:

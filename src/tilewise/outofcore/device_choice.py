@@ -58,11 +58,12 @@ def choose(
 
     Notes
     -----
-    Where both operands fit, they are read once, and nothing moves less.
+    Where both operands fit, they are read once, and nothing moves less; where C fits too, no launch
+    waits for the threads that bring it back.
     """
     staying = (fit(replace(s, budget_bytes=budget_bytes)) for s in resident(job))
     if fitting := [s for s in staying if s is not None]:
-        return min(fitting, key=lambda s: s.seconds(rates)[0])
+        return min(fitting, key=lambda s: (not s.holds_c, s.seconds(rates)[0]))
     # Kernels have ways that take less workspace, or round up what they take.
     for share in (workspace, 2 * workspace + 1 / 4, 0.0, 4 * workspace + 1):
         ranked = sorted(
@@ -174,7 +175,7 @@ def resident(job: Job) -> Iterator[Schedule]:
         )
         tile_m = even(job.m, count(job.m, a_panels), _GRAIN)
         tile_n = tile_m if job.is_gram else even(job.n, count(job.n, b_panels), _GRAIN)
-        for c_slots in (4, 2):
+        for c_slots in (1, 4, 2):  # all of C, or that many launches' parts of it
             yield replace(
                 _plain(job),
                 order="corner",

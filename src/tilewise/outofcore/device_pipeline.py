@@ -13,8 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -138,24 +138,24 @@ def multiply(
     workers: list[threading.Thread] = []
     each = threads.ring_bytes
 
-    def start(role: Callable[[], None], count: int) -> None:
+    def start(role: Callable[[], None], count: int = 1) -> None:
         for _ in range(count):
             worker = threading.Thread(target=halt.guarded, args=(role,), name="tilewise-pipeline")
-            worker.start()
             workers.append(worker)
+            worker.start()
 
     try:
         for coming in ready:  # pages are made while devices are opened
-            start(partial(_scatter, coming, pages, halt), threads.scattering)
+            start(partial(_work_when_ready, coming, pages), threads.scattering)
         for i, share in enumerate(shares):
             devices.append(share.open())
             part = ring[i * each : (i + 1) * each]
             with devices[-1].attached():
-                run = _Run(share, devices[-1], a, b, out, part, threads, halt)
+                run = _Run(share, devices[-1], a, b, out, part, threads, halt, pages)
             ready[i].set_result(run)
-            start(run.gather, threads.gathering)
+            start(partial(run.work, is_gathering=True), threads.gathering)
         for coming in ready[1:]:
-            start(coming.result().launch, 1)
+            start(coming.result().launch)
         halt.guarded(ready[0].result().launch)
     except BaseException as error:
         halt.stop(error)
@@ -215,49 +215,24 @@ class _Halt:
 
 
 class _Pages:
-    """The pages of a new result, made in parallel before anything is written there."""
+    """The pages of a new result, made in parallel before much is written there."""
 
     def __init__(self, out: Array | None) -> None:
         self._lock = threading.Lock()
         self._pieces = iter(()) if out is None else touch_pieces(out)
 
-    def touch_next(self) -> bool:
-        """Make some; False when all are made, or being made."""
+    def next(self) -> Callable[[], None] | None:
+        """Return what makes the next of them, or None when all are made, or being made."""
         with self._lock:
             piece = next(self._pieces, None)
-        if piece is None:
-            return False
-        piece[...] = 0
-        return True
+        return None if piece is None else partial(piece.fill, 0)
 
 
 class _Block(NamedTuple):
+    """A slice of pinned memory."""
+
     memory: NDArray[np.uint8]
     event: Any  #: of the last copy that uses it
-
-
-class _Blocks:
-    """Slices of pinned memory, the one used longest ago first."""
-
-    def __init__(self, ring: NDArray[np.uint8], count: int, device: Device, halt: _Halt) -> None:
-        size = ring.size // count
-        self._device, self._halt, self._is_free = device, halt, halt.condition()
-        self._free = deque(
-            _Block(ring[i * size : (i + 1) * size], device.event()) for i in range(count)
-        )
-
-    def take(self) -> _Block:
-        with self._halt.lock:
-            while not self._free:
-                self._halt.wait(self._is_free)
-            block = self._free.popleft()
-        self._device.finish(block.event)
-        return block
-
-    def put(self, block: _Block) -> None:
-        with self._halt.lock:
-            self._free.append(block)
-            self._is_free.notify()
 
 
 @dataclass(slots=True)
@@ -269,19 +244,14 @@ class _Tile:
     slices: Iterator[Slice]
     left: int  #: slices whose copy is not on its lane yet
     is_ordered: bool = False  #: whether copies to come wait for the launch
-
-
-@dataclass(slots=True)
-class _Progress:
-    loads_left: list[int]  #: slices of each load that are not on their lane yet
-    loaded: int = 0  #: loads before this are on their lane
-    launched: int = 0
-    tiles: deque[_Tile] = field(default_factory=deque)
-    in_slot: list[_Tile | None] = field(default_factory=list)  #: for each slot of C
+    is_emptied: bool = False  #: whether its slot may be written, once the event has come
 
 
 class _Run:
-    """One device at work on its share; `gather`, `launch` and `scatter` are roles of threads."""
+    """One device at work on its share.
+
+    `launch` is one thread's; any number of threads `work`, at whatever there is to copy.
+    """
 
     def __init__(
         self,
@@ -293,11 +263,10 @@ class _Run:
         ring: NDArray[np.uint8],
         threads: Threads,
         halt: _Halt,
+        pages: _Pages,
     ) -> None:
-        self._share, self._device, self._halt = share, device, halt
-        self._may_launch, self._has_launched, self._may_scatter = (
-            halt.condition() for _ in range(3)
-        )
+        self._share, self._device, self._halt, self._pages = share, device, halt, pages
+        self._may_launch, self._may_work = halt.condition(), halt.condition()
         self._schedule = schedule = share.schedule
         self._job = job = schedule.job
         self._sources = (_part(a, job, 0, share.origin), _part(b, job, 1, share.origin))
@@ -320,171 +289,167 @@ class _Run:
         workspace = schedule.workspace_bytes
         self._workspace = device.allocate(workspace, what) if workspace else 0
         coming, going = threads.blocks
-        edge = coming * threads.slice_bytes
-        self._in = _Blocks(ring[:edge], coming, device, halt)
-        self._out_blocks = _Blocks(ring[edge:], going, device, halt)
+        size = threads.slice_bytes
+        blocks = [
+            _Block(ring[i * size : (i + 1) * size], device.event()) for i in range(coming + going)
+        ]
+        self._free_in, self._free_out = deque(blocks[:coming]), deque(blocks[coming:])
         self._loaded = [device.event() for _ in self._loads]
-        self._is_ordered = [False] * len(self._loads)
         self._launched = [device.event() for _ in self._launches]
         self._emptied = [device.event() for _ in range(schedule.c_slots)]
         self._is_direct = tuple(share.is_pinned(x) for x in self._sources)
         self._out_is_direct = share.is_pinned(self._out)
         parts = [list(self._slices_of(load)) for load in self._loads]
-        self._to_gather = iter([(i, each) for i, those in enumerate(parts) for each in those])
-        self._progress = _Progress(
-            loads_left=[len(those) for those in parts], in_slot=[None] * schedule.c_slots
-        )
-
-    def gather(self) -> None:
-        """Bring slices of the operands to the device; when there are none left, help to scatter."""
-        with self._device.attached():
-            self._gather()
-            self._scatter()
+        self._to_gather = deque((i, each) for i, those in enumerate(parts) for each in those)
+        self._slices_left = [len(those) for those in parts]  # of loads, not on their lane yet
+        self._is_loaded = [False] * len(parts)
+        self._is_ordered = [False] * len(parts)  # whether copies wait for the last reader
+        self._loads_done = 0  # loads before this are on their lane
+        self._launches_done = 0
+        self._tiles: deque[_Tile] = deque()
+        self._in_slot: list[_Tile | None] = [None] * schedule.c_slots
 
     def launch(self) -> None:
         """Put every launch on its lane as soon as what it needs is on its own."""
         with self._device.attached():
-            self._launch()
-
-    def scatter(self) -> None:
-        """Bring finished parts of C back."""
-        with self._device.attached():
-            self._scatter()
-
-    def _gather(self) -> None:
-        device, halt = self._device, self._halt
-        while True:
-            with halt.lock:
-                halt.check()
-                item = next(self._to_gather, None)
-            if item is None:
-                break
-            number, part = item
-            try:
-                self._gather_one(number, part)
-            except Exception as error:
-                load = self._loads[number]
-                place = named("ab"[load.side], load.box)
-                error.add_note(f"while {self._share.name} was given {place}")
-                raise
-            with halt.lock:
-                left = self._progress.loads_left
-                left[number] -= 1
-                if left[number] == 0:
-                    device.record(self._loaded[number], "in")
-                    while self._progress.loaded < len(left) and not left[self._progress.loaded]:
-                        self._progress.loaded += 1
-                    self._may_launch.notify()
-
-    def _launch(self) -> None:
-        device, halt, progress = self._device, self._halt, self._progress
-        ordered = 0
-        for number, launch in enumerate(self._launches):
-            slot = launch.c_slot
-            with halt.lock:
+            ordered = 0
+            for number, launch in enumerate(self._launches):
+                before = self._in_slot[launch.c_slot] if launch.is_first else None
                 needed = self._needs[number]
-                before = progress.in_slot[slot] if launch.is_first else None
-                while progress.loaded < needed or (before is not None and before.left > 0):
-                    halt.wait(self._may_launch)
-            try:
-                for event in self._loaded[ordered:needed]:
-                    device.wait("compute", event)
-                ordered = max(ordered, needed)
-                self._launch_one(launch, before)
-                device.record(self._launched[number], "compute")
-            except Exception as error:
-                error.add_note(f"while {self._share.name} computed {named('c', launch.c)}")
-                raise
-            with halt.lock:
-                progress.launched = number + 1
-                if launch.is_last:
-                    slices = list(self._slices_from(launch))
-                    tile = _Tile(number, launch, iter(slices), len(slices))
-                    progress.in_slot[slot] = tile
-                    progress.tiles.append(tile)
-                    self._may_scatter.notify_all()
-                self._has_launched.notify_all()
+                with self._halt.lock:
+                    while self._loads_done < needed or not (before is None or before.is_emptied):
+                        self._halt.wait(self._may_launch)
+                with _noted(f"while {self._share.name} computed {named('c', launch.c)}"):
+                    for event in self._loaded[ordered:needed]:
+                        self._device.wait("compute", event)
+                    ordered = max(ordered, needed)
+                    self._launch(number, launch, before)
 
-    def _scatter(self) -> None:
-        while (item := self._next_out()) is not None:
-            tile, part = item
-            try:
-                self._scatter_one(tile, part)
-            except Exception as error:
-                place = named("c", tile.launch.c)
-                error.add_note(f"while {place} came back from {self._share.name}")
-                raise
+    def work(self, *, is_gathering: bool) -> None:
+        """Copy what there is to copy, operands or results first, until all is done."""
+        with self._device.attached():
+            while (task := self._next(is_gathering)) is not None:
+                task()
 
-    def _gather_one(self, number: int, part: Slice) -> None:
-        device, halt, load = self._device, self._halt, self._loads[number]
-        source, block = part.host, None
-        if not self._is_direct[load.side] or not is_copied_directly(source):
-            block = self._in.take()
-            source = packed(block.memory, source)
-            np.copyto(source, part.host)
-        with halt.lock:
-            while self._progress.launched <= load.after:
-                halt.wait(self._has_launched)
-        if load.after >= 0 and not self._is_ordered[number]:
-            device.wait("in", self._launched[load.after])
-            self._is_ordered[number] = True
-        pitch = source.strides[-2] if source.shape[-2] > 1 else part.width_bytes
-        address = int(source.__array_interface__["data"][0])
-        device.copy_in(part.place, part.pitch, address, pitch, part.width_bytes, part.lines)
-        if block is not None:
-            device.record(block.event, "in")
-            self._in.put(block)
-
-    def _launch_one(self, launch: Launch, before: _Tile | None) -> None:
+    def _launch(self, number: int, launch: Launch, before: _Tile | None) -> None:
         device, schedule = self._device, self._schedule
-        c = self._c + launch.c_slot * schedule.c_slot_bytes
-        if launch.is_first:
-            if before is not None:
-                device.wait("compute", self._emptied[launch.c_slot])
-            if schedule.pieces > 1:  # every piece is added to what is there
-                device.zero(c, schedule.c_slot_bytes)
+        c = self._c + schedule.c_layout(launch).offset
+        if before is not None:
+            device.wait("compute", self._emptied[launch.c_slot])
+        if launch.is_first and schedule.pieces > 1:  # every piece is added to what is there
+            device.zero(self._c + launch.c_slot * schedule.c_slot_bytes, schedule.c_slot_bytes)
         a = self._a + schedule.layout(launch, 0).offset
         b = self._b + schedule.layout(launch, 1).offset
         self._share.compute(device, launch, (a, b, c, self._workspace))
+        device.record(self._launched[number], "compute")
+        parts = list(self._slices_from(launch)) if launch.is_last else []
+        with self._halt.lock:
+            self._launches_done = number + 1
+            if launch.is_last:
+                tile = _Tile(number, launch, iter(parts), len(parts))
+                self._tiles.append(tile)
+                if not schedule.holds_c:
+                    self._in_slot[launch.c_slot] = tile
+            if self._launches_done == len(self._launches):
+                self._may_work.notify_all()
+            else:
+                self._may_work.notify(len(parts) + 1)
 
-    def _next_out(self) -> tuple[_Tile, Slice] | None:
-        """Return a slice of C that waits to come back, when there is one; None after the last."""
-        progress, halt = self._progress, self._halt
-        with halt.lock:
+    def _next(self, is_gathering: bool) -> Callable[[], None] | None:
+        """Return what a thread is to do now, when there is something; None when all is given out.
+
+        A thread that is woken wakes another if there is more: each sleeps until it is needed.
+        """
+        kinds = [self._pages.next, self._next_out, self._next_in]
+        if is_gathering:
+            kinds = [self._next_in, self._pages.next, self._next_out]
+        with self._halt.lock:
             while True:
-                while progress.tiles:
-                    part = next(progress.tiles[0].slices, None)
-                    if part is not None:
-                        return progress.tiles[0], part
-                    progress.tiles.popleft()
-                halt.check()
-                if progress.launched == len(self._launches):
+                self._halt.check()
+                for kind in kinds:
+                    if (task := kind()) is not None:
+                        if self._may_gather():
+                            self._may_work.notify()
+                        return task
+                if self._launches_done == len(self._launches):
                     return None
-                halt.wait(self._may_scatter)
+                self._halt.wait(self._may_work)
 
-    def _scatter_one(self, tile: _Tile, part: Slice) -> None:
-        device, halt = self._device, self._halt
-        block = self._out_blocks.take()
-        target = part.host
-        is_direct = self._out_is_direct and is_copied_directly(target)
-        if not is_direct:
-            target = packed(block.memory, target)
-        pitch = target.strides[-2] if target.shape[-2] > 1 else part.width_bytes
-        address = int(target.__array_interface__["data"][0])
-        if not tile.is_ordered:
-            device.wait("out", self._launched[tile.number])
-            tile.is_ordered = True
-        device.copy_out(address, pitch, part.place, part.pitch, part.width_bytes, part.lines)
-        device.record(block.event, "out")
-        with halt.lock:
-            tile.left -= 1
-            if tile.left == 0:
-                device.record(self._emptied[tile.launch.c_slot], "out")
+    def _may_gather(self) -> bool:
+        """Say whether there is a slice to gather, and pinned memory and a slot to take it."""
+        if not self._to_gather or not self._free_in:
+            return False
+        return self._loads[self._to_gather[0][0]].after < self._launches_done
+
+    def _next_in(self) -> Callable[[], None] | None:
+        if not self._may_gather():
+            return None
+        return partial(self._gather, *self._to_gather.popleft(), self._free_in.popleft())
+
+    def _next_out(self) -> Callable[[], None] | None:
+        while self._tiles:
+            tile = self._tiles[0]
+            part = next(tile.slices, None)
+            if part is not None:
+                return partial(self._scatter, tile, part, self._free_out.popleft())
+            self._tiles.popleft()
+        return None
+
+    def _gather(self, number: int, part: Slice, block: _Block) -> None:
+        """Bring a slice of an operand to the device."""
+        device, load = self._device, self._loads[number]
+        with _noted(f"while {self._share.name} was given {named('ab'[load.side], load.box)}"):
+            device.finish(block.event)
+            source = part.host
+            if not self._is_direct[load.side] or not is_copied_directly(source):
+                source = packed(block.memory, source)
+                np.copyto(source, part.host)
+            if load.after >= 0 and not self._is_ordered[number]:
+                device.wait("in", self._launched[load.after])
+                self._is_ordered[number] = True
+            address, pitch = _lines_of(source)
+            device.copy_in(part.place, part.pitch, address, pitch, part.width_bytes, part.lines)
+            device.record(block.event, "in")
+        with self._halt.lock:
+            self._free_in.append(block)
+            self._may_work.notify()
+            self._slices_left[number] -= 1
+            is_last = self._slices_left[number] == 0
+        if is_last:
+            device.record(self._loaded[number], "in")
+            with self._halt.lock:
+                self._is_loaded[number] = True
+                while self._loads_done < len(self._loads) and self._is_loaded[self._loads_done]:
+                    self._loads_done += 1
                 self._may_launch.notify()
-        device.finish(block.event)
-        if not is_direct:
-            np.copyto(part.host, target)
-        self._out_blocks.put(block)
+
+    def _scatter(self, tile: _Tile, part: Slice, block: _Block) -> None:
+        """Bring a slice of C back to the host."""
+        device = self._device
+        with _noted(f"while {named('c', tile.launch.c)} came back from {self._share.name}"):
+            target = part.host
+            is_direct = self._out_is_direct and is_copied_directly(target)
+            if not is_direct:
+                target = packed(block.memory, target)
+            if not tile.is_ordered:
+                device.wait("out", self._launched[tile.number])
+                tile.is_ordered = True
+            address, pitch = _lines_of(target)
+            device.copy_out(address, pitch, part.place, part.pitch, part.width_bytes, part.lines)
+            device.record(block.event, "out")
+            with self._halt.lock:
+                tile.left -= 1
+                is_last = tile.left == 0
+            if is_last:
+                device.record(self._emptied[tile.launch.c_slot], "out")
+                with self._halt.lock:
+                    tile.is_emptied = True
+                    self._may_launch.notify()
+            device.finish(block.event)
+            if not is_direct:
+                np.copyto(part.host, target)
+        with self._halt.lock:
+            self._free_out.append(block)
 
     def _slices_of(self, load: Load) -> Iterator[Slice]:
         x = self._job.b if load.side else self._job.a
@@ -498,18 +463,34 @@ class _Run:
 
     def _slices_from(self, launch: Launch) -> Iterator[Slice]:
         store = self._schedule.c_store(launch)
-        base = self._c + launch.c_slot * self._schedule.c_slot_bytes
+        base = self._c + self._schedule.c_layout(launch).offset
         target = self._out[launch.c]
         if not self._job.along_n:
             target = target.swapaxes(-1, -2)
         yield from slices(target, base, store, self._slice_bytes)
 
 
-def _scatter(run: Future[_Run], pages: _Pages, halt: _Halt) -> None:
-    """Make the pages of the result, and then fill them."""
-    while pages.touch_next():
-        halt.check()
-    run.result().scatter()
+def _work_when_ready(run: Future[_Run], pages: _Pages) -> None:
+    """Make pages until there is a device, and then work there, at results first."""
+    while not run.done() and (task := pages.next()) is not None:
+        task()
+    run.result().work(is_gathering=False)
+
+
+@contextmanager
+def _noted(note: str) -> Iterator[None]:
+    """Let an error say where it was met."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(note)
+        raise
+
+
+def _lines_of(x: Array) -> tuple[int, int]:
+    """Return where the lines of a slice begin, and the bytes from one to the next."""
+    address = int(x.__array_interface__["data"][0])
+    return address, x.strides[-2] if x.shape[-2] > 1 else x.shape[-1] * x.dtype.itemsize
 
 
 def _part(x: Array, job: Job, side: int, origin: Box) -> Array:

@@ -227,8 +227,15 @@ class Schedule:
         return self._store(1, self.b_slots, self.tile_n)
 
     @property
+    def holds_c(self) -> bool:
+        """Whether all of C has a place, and launches write parts of it."""
+        return self.order == "corner" and self.c_slots == 1
+
+    @property
     def c_slot_bytes(self) -> int:
-        """What the largest launch writes."""
+        """What the largest launch writes, or all of C."""
+        if self.holds_c:
+            return self.job.c_store(self.job.m, self.job.n).slot_bytes
         rows, cols, strip = self.tile_m, self.tile_n, 1
         if self.order == "corner":
             strip = _STRIP
@@ -282,13 +289,20 @@ class Schedule:
 
     def c_layout(self, launch: Launch) -> Layout:
         """Return where a launch writes."""
-        shape = launch.shape
-        strides = self.c_store(launch).strides(not self.job.along_n)
-        return Layout(launch.c_slot * self.c_slot_bytes, shape, strides)
+        store, job = self.c_store(launch), self.job
+        offset = launch.c_slot * self.c_slot_bytes
+        if self.holds_c:
+            row, col = launch.c[-2].start, launch.c[-1].start
+            line, place = (row, col) if job.along_n else (col, row)
+            offset = line * store.pitch + place * store.itemsize
+        return Layout(offset, launch.shape, store.strides(not job.along_n))
 
     def c_store(self, launch: Launch) -> Store:
         """Return how the result of a launch lies in its slot."""
-        return self.job.c_store(*launch.shape[-2:], lead=launch.shape[:-2])
+        lead, (rows, cols) = launch.shape[:-2], launch.shape[-2:]
+        if self.holds_c:
+            rows, cols = self.job.m, self.job.n
+        return self.job.c_store(rows, cols, lead=lead)
 
     def seconds(self, rates: Rates, compute_s: float | None = None) -> tuple[float, str]:
         """Return the time that all is expected to take, and what limits it."""
@@ -305,14 +319,15 @@ class Schedule:
         )
         # Nothing is computed while the first panels come, and nothing else while the last part of C
         # leaves; and a lone buffer is not filled while it is read, or emptied while it is written.
-        alone = (first + self.c_slot_bytes) / rates.bus_bytes
+        last = self.job.c_store(self.tile_m, self.tile_n).nbytes * self.at_once
+        alone = (first + last) / rates.bus_bytes
         lines = count(self.job.m, self.tile_m), count(self.job.n, self.tile_n)
         if self.order == "corner":  # what the last panel brings is computed when all is there
             alone += bounds["compute"] / max(lines)
         outer = {"rows": 0, "columns": 1}.get(self.order)
         if outer is not None and (self.a_slots, self.b_slots)[outer] < min(lines[outer], 2):
             alone += (lines[outer] - 1) * first / rates.bus_bytes
-        if self.c_slots == 1:
+        if self.c_slots == 1 and not self.holds_c:
             alone += written / rates.bus_bytes
         return rates.start_s + bounds[limit] + alone, limit
 

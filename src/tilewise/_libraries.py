@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from .errors import DTypeError
+from .errors import DeviceError, DTypeError
 
 if TYPE_CHECKING:
     from .runtime.arrays import DeviceArray
@@ -124,10 +124,14 @@ class _Torch:
                     "through; pass the tensor that it is a view of"
                 )
             x = x.resolve_conj().resolve_neg()
-        item = x.element_size()
+        item, pointer = x.element_size(), x.data_ptr()
+        if not pointer and x.numel():
+            raise DeviceError(
+                f"{name} (shape {tuple(x.shape)}) has no memory: its storage was freed"
+            )
         strides = tuple([step * item for step in x.stride()])
         dtype = _torch_dtype(x.dtype, name)
-        return DeviceArray(x.data_ptr(), tuple(x.shape), strides, dtype, x.device.index, False, x)
+        return DeviceArray(pointer, tuple(x.shape), strides, dtype, x.device.index, False, x)
 
     def recogniser(self, a: Any, b: Any, c: Any) -> Recogniser:
         # torch's guard takes no tensor twice, and does not survive a nested one.
@@ -157,6 +161,8 @@ class _Torch:
                 return None
             # This raises where there is no memory: in sparse tensors, and in traced ones.
             a_at, b_at, c_at = a.data_ptr(), b.data_ptr(), 0 if c is None else c.data_ptr()
+            if not (a_at and b_at and (is_new or c_at)):
+                return None
             if (a_at & 15 == 0, b_at & 15 == 0, c_at & 15 == 0) != aligned:
                 return None
             return a_at, b_at, c_at

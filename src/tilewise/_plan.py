@@ -262,6 +262,11 @@ def make_plan(
     _check_cast(promoted, result, a_dtype, b_dtype)
     _check_precision(precision, promoted)
     compute = dtypes.accumulator(result, a_dtype, b_dtype)
+    if verify and compute.type in (np.longdouble, np.clongdouble):
+        raise DTypeError(
+            f"verify=True checks types up to float64 and complex128, and {a.name or 'a'} @ "
+            f"{b.name or 'b'} is summed in {compute}; leave it out, or convert the operands"
+        )
     result_bytes = math.prod(shape) * result.itemsize
     held_bytes = 0 if out is not None else result_bytes
     plan = Plan(

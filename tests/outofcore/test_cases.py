@@ -103,6 +103,10 @@ def test_D5_a_mapped_file_times_its_transpose_is_read_as_a_file(
     assert np.array_equal(np.load("c.npy"), x[:, 1::2] @ x.T[::2])
     with pytest.raises(tw.TilewiseError, match="is the same file as a"):
         tw.multiply_files(mapped, mapped.T, "x.npy")
+    np.save("y.npy", 1 - x)
+    os.replace("y.npy", "x.npy")  # the map is of the file that had the name before
+    tw.multiply_files(mapped, mapped.T, "c.npy", dtype="int32")
+    assert np.array_equal(np.load("c.npy"), x.astype(float) @ x.T.astype(float))
 
 
 @pytest.mark.parametrize("step", [1, 2])

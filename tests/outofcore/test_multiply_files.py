@@ -309,6 +309,7 @@ def test_what_does_not_go_together_is_refused_before_any_work(folder: Folder) ->
     x = folder.save("x.npy", np.ones((4, 5), np.float32))
     out = folder.path / "c.npy"
     large = folder.save("large.npy", np.ones((300, 300)))
+    long = folder.save("long.npy", np.ones((300, 300), np.longdouble))
     for error, a, b, options, message in (
         (ShapeError, x, x, {}, r"x\.npy \(shape \(4, 5\).* and .*x\.npy .*\(4, 5\).* do not go"),
         (ShapeError, folder.save("s.npy", np.float32(3)), x, {}, r"s\.npy is a scalar"),
@@ -319,12 +320,19 @@ def test_what_does_not_go_together_is_refused_before_any_work(folder: Folder) ->
         (OptionError, large, large, {"memory": -1}, "memory=-1 is less than nothing"),
         (OptionError, large, large, {"dtype": "float33"}, "float33"),
         (DTypeError, large, large, {"dtype": "int8"}, "int8"),
+        (
+            DTypeError,
+            long,
+            large,
+            {"verify": True},
+            "long.npy @ .*large.npy is summed in",
+        ),
         (BudgetError, large, large, {"memory": "4KiB"}, "smallest tiles .* take .* KiB, and"),
         (FileError, large, folder.path / "none.npy", {}, r"b \(.*none\.npy\) does not exist"),
     ):
         with pytest.raises(error, match=message):
             multiply_files(a, b, out, **options)
-    assert folder.names() == ["large.npy", "s.npy", "x.npy"]
+    assert folder.names() == ["large.npy", "long.npy", "s.npy", "x.npy"]
 
 
 def test_an_operand_is_never_overwritten(folder: Folder) -> None:
@@ -356,6 +364,7 @@ def test_the_data_is_durable_before_the_name_is_given(
     # What is computed, first the tiles and then the lines that say so; last, and only then, a name.
     assert done == [
         "c.npy.journal",
+        folder.path.name,
         *["c.npy.part", "c.npy.journal"] * plan.schedule.tile_count,
         "c.npy.part",
         "rename",

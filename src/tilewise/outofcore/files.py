@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import DTypeError, FileError
 from ..numerics import dtypes
 from . import hdf5, npy, zarrs
-from .flat import Box, FlatFile, FlatOutput, mapped_file
+from .flat import Box, FlatFile, FlatOutput, mapped_file, sync_path
 from .journal import Journal
 from .stores import Layout, Store, StoreMatrix, StoreOutput
 
@@ -191,6 +191,7 @@ class Target:
                     hdf5.create_hdf5(self.part, self.final, self.inner, layout)
                 else:
                     zarrs.create_zarr(self.part, self.final, layout)
+                sync_path(self.final.parent)  # or a crash could lose part and journal by name
             except BaseException:
                 self.discard()
                 raise

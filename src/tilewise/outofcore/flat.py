@@ -45,6 +45,9 @@ _HAS_PWRITE = hasattr(os, "pwrite")
 _HAS_ADVICE = hasattr(os, "posix_fadvise")
 _position_lock = threading.Lock()
 
+#: Bytes at either end of a map that are compared with the file.
+_SAMPLE = 4096
+
 #: One read is at most this long, so that an interrupt is answered soon.
 _LONGEST_READ = 64 << 20
 
@@ -203,10 +206,18 @@ def mapped_file(x: np.memmap[Any, Any], operand: str) -> FlatFile | None:
         return None
     path = Path(root.filename)
     start = int(x.__array_interface__["data"][0]) - int(root.__array_interface__["data"][0])
-    file = FileIO(path, "r")
-    status = os.fstat(file.fileno())
-    opened = stamp(status)
     offset = root.offset + start
+    flat = np.asarray(x).reshape(-1, order="F" if is_fortran else "C").view(np.uint8)
+    try:
+        file = FileIO(path, "r")
+    except OSError:
+        return None
+    for at in (0, max(flat.size - _SAMPLE, 0)):
+        file.seek(offset + at)
+        if file.read(_SAMPLE)[: flat.size] != flat[at : at + _SAMPLE].tobytes():
+            file.close()  # another file has the name by now
+            return None
+    opened = stamp(os.fstat(file.fileno()))
     return FlatFile(operand, str(path), path, file, x.shape, x.dtype, is_fortran, offset, opened)
 
 

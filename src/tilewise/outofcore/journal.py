@@ -7,6 +7,7 @@ tore does not count. One process at a time can have a journal.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from io import FileIO
@@ -167,7 +168,12 @@ def _lock(file: FileIO) -> None:
             raise BlockingIOError from None
         file.seek(0)
     else:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Some file systems of clusters have no locks: there, nobody watches.
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -267,10 +267,8 @@ def _produce(
 def _tiles_at(plan: Plan, where: Where | None) -> set[int]:
     """Return the tiles that hold the wrong elements a check located."""
     schedule = plan.schedule
-    if schedule is None or where is None:
-        return set()
-    if schedule.is_whole:
-        return {0}
+    if schedule is None or schedule.is_whole or where is None:
+        return set(range(_tile_count(plan)))
     job = schedule.job
     batch, rows, columns = where.batch, where.rows, where.columns
     if not where.is_complete:

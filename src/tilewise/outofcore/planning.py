@@ -63,7 +63,7 @@ def plan_files(
     if plan.device != "cpu":
         raise DeviceError(
             f"device {plan.device!r} was asked for, and this version multiplies files on the CPU; "
-            "leave it out, or use devices='cpu'"
+            "leave it out, or give memory maps (np.load with mmap_mode='r') to matmul"
         )
     plan = replace(plan, a=replace(plan.a, where="file"), b=replace(plan.b, where="file"))
     job = _job(plan, a, b, budget, is_flat)

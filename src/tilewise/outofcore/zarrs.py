@@ -85,6 +85,8 @@ def create_zarr(part: Path, final: Path, layout: Layout) -> None:
         )
     except OSError as error:
         raise FileError(f"{name} cannot be created: {error}") from error
+    for path in (*part.glob("*.json"), *part.glob(".z*"), part):
+        sync_path(path)
 
 
 class ZarrOutput(StoreOutput):
@@ -136,8 +138,6 @@ class ZarrOutput(StoreOutput):
     def commit(self) -> None:
         """Make all durable, then give the folder its final name."""
         self.sync()
-        for path in (self.part, *self.part.glob("*.json"), *self.part.glob(".z*")):
-            sync_path(path)
         old = self.final.with_name(f"{self.final.name}.old")
         try:
             remove_folder(old)

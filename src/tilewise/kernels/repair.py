@@ -147,8 +147,10 @@ def repair(
         left = Operand(a_at, m, a_row, a_col, c_row, A_ALONG_K, False, PAIRS)
         right = Operand(b_at, n, b_col, b_row, c_col, B_ALONG_K, True, PAIRS)
         task = Task(c_at, a_flag + of_a * m, k, chain_k, alpha, beta)
-        _sides(task, left, right, a_list + of_a * m, rows, share)
-        _sides(task, right, left, b_list + of_b * n, columns, share)
+        # From both ends, so that a few rows and a few columns are different programs' work.
+        one = gl.program_id(0) % share
+        _sides(task, left, right, a_list + of_a * m, rows, one, share)
+        _sides(task, right, left, b_list + of_b * n, columns, share - 1 - one, share)
 
 
 @gluon.aggregate
@@ -200,12 +202,12 @@ class Task:
 
 
 @gluon.jit
-def _sides(task, x, y, to, count, share):
+def _sides(task, x, y, to, count, first, share):
     """Compute the listed rows of x with all of y, in tiles that suit their number."""
     if count > FEW:
-        _tiles(task, x, y, to, count, share, 128, 128, 4, 1)
+        _tiles(task, x, y, to, count, first, share, 128, 128, 4, 1)
     else:
-        _tiles(task, x, y, to, count, share, 16, 64, 8, 2)
+        _tiles(task, x, y, to, count, first, share, 16, 64, 8, 2)
 
 
 @gluon.jit
@@ -215,13 +217,14 @@ def _tiles(
     y,
     to,
     count,
+    first,
     share,
     ROWS: gl.constexpr,
     COLS: gl.constexpr,
     SLICES: gl.constexpr,
     AT_ONCE: gl.constexpr,
 ):
-    """Compute this program's tiles of the listed rows of x with all of y.
+    """Compute the listed rows of x with all of y: tile ``first`` and every ``share``-th from there.
 
     ``SLICES`` times DEPTH of K are loaded at a time, two steps ahead.
     """
@@ -242,7 +245,7 @@ def _tiles(
     x_j = gl.arange(0, DEPTH, gl.SliceLayout(0, x_read))
     y_j = gl.arange(0, DEPTH, gl.SliceLayout(0, y_read))
     tiles_y = gl.cdiv(y.rows, COLS)
-    for tile in range(gl.program_id(0) % share, gl.cdiv(count, ROWS) * tiles_y, share):
+    for tile in range(first, gl.cdiv(count, ROWS) * tiles_y, share):
         row = tile // tiles_y * ROWS
         col = tile % tiles_y * COLS
         x_row = gl.load(to + row + x_i, mask=row + x_i < count, other=0)

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["collect"]
 
 #: Packages that tilewise uses if they are there.
-_OPTIONAL = ("ml_dtypes", "scikit-learn", "numba", "cuda-core", "triton", "torch", "dask", "zarr")
+_OPTIONAL = (
+    "ml_dtypes",
+    "scikit-learn",
+    "numba",
+    "cuda-core",
+    "triton",
+    "torch",
+    "dask",
+    "zarr",
+    "h5py",
+)
 
 #: What OpenBLAS, MKL, BLIS and Accelerate read to set their number of threads.
 _THREAD_SETTINGS = (

@@ -136,8 +136,13 @@ class Target:
         name = f"out ({os.fspath(out)})"
         if raw is not None:
             raise FileError(f"{name}: what the result's elements are, dtype= says (--dtype)")
-        final = Path(os.path.realpath(given))
+        try:
+            final = Path(os.path.realpath(given))
+        except ValueError as error:  # a null byte in the name
+            raise FileError(f"{name} cannot be created: {error}") from error
         kind = _kind_of_output(given)
+        if kind == "npy" and inner is not None:
+            raise FileError(f"{name}: a .npy file holds one array and no {inner}; leave that out")
         if kind is None:
             if final.is_dir():
                 raise FileError(
@@ -231,10 +236,15 @@ class Target:
 def _parsed(text: str, name: str) -> tuple[Path, str | None, np.dtype[Any] | None]:
     """Return the path in what a caller wrote, the array within, and what raw elements are."""
     match = _PLACE.fullmatch(text)
-    if match is None or Path(text).exists():
-        return Path(text), None, None
+    try:
+        if match is None or Path(text).exists() or "\0" in text:
+            return Path(text), None, None
+    except OSError as error:  # such as a name that is too long
+        raise FileError(f"{name} ({text}) cannot be opened: {error.strerror}") from error
+    steps = [step for step in (match["inner"] or "").split("/") if step]
+    inner = "/" + "/".join(steps) if steps else None
     if match["raw"] is None:
-        return Path(match["path"]), match["inner"], None
+        return Path(match["path"]), inner, None
     try:
         raw = dtypes.dtype_named(match["raw"])
     except ValueError:
@@ -244,7 +254,7 @@ def _parsed(text: str, name: str) -> tuple[Path, str | None, np.dtype[Any] | Non
             f"{name} ({text}): {match['raw']!r} is not a type that files keep as raw bytes, such "
             "as bfloat16 or float8_e4m3fn; other files say themselves what they hold"
         )
-    return Path(match["path"]), match["inner"], raw
+    return Path(match["path"]), inner, raw
 
 
 def _kind_of_output(path: Path) -> Literal["npy", "hdf5", "zarr"] | None:

@@ -322,9 +322,17 @@ def spooled(
     size = math.prod(shape) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        reserve(file, size, f"a copy of {name} to check with", folder / "copy")
-        copy = np.memmap(file, dtype, mode="r+", shape=shape)
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            reserve(file, size, f"a copy of {name} to check with", folder / "copy")
+            copy = np.memmap(file, dtype, mode="r+", shape=shape)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(
+            f"{name} cannot be mapped, and {folder} takes no copy of it to check with: "
+            f"{error.strerror}"
+        ) from error
     everything = tuple(slice(0, n) for n in shape)
     for part in parts(everything, chunks, LARGEST_PART // dtype.itemsize):
         copy[part] = read(part)

@@ -42,6 +42,10 @@ from .split import PIECE, split_pieces, split_rows
 
 __all__ = ["multiply", "multiply_any", "variants"]
 
+CONSUMERS = gl.constexpr(2)  # of 64 columns each
+TILE_M = gl.constexpr(TILE)
+TILE_N = gl.constexpr(TILE)
+
 
 @gluon.jit
 def multiply(
@@ -63,7 +67,6 @@ def multiply(
     b_next_outer,
     b_next_inner,
     group,
-    CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
     PARTS: gl.constexpr,
 ):
@@ -73,7 +76,7 @@ def multiply(
     batch axes A's next matrix is ``a_next_outer`` or ``a_next_inner`` on. Each ``chain_k`` of K is
     a chain. ``a_flagged`` and ``b_flagged`` count what is flagged, by matrix and tile.
     """
-    work = Work(m, n, k, inner, outer * inner, gl.to_tensor(1), k, group, 128, 64 * CONSUMERS)
+    work = Work(m, n, k, inner, outer * inner, gl.to_tensor(1), k, group, TILE_M, TILE_N)
     staging = gl.allocate_shared_memory(c.dtype, [2 * CONSUMERS, 1, 1, 32, 64], c.layout)
     marks = Marks(
         a_scale,
@@ -85,7 +88,7 @@ def multiply(
         b_next_outer,
         b_next_inner,
     )
-    _multiply(a, b, Mapped(c, staging), work, marks, chain_k, CONSUMERS, STAGES, PARTS)
+    _multiply(a, b, Mapped(c, staging), work, marks, chain_k, STAGES, PARTS)
 
 
 @gluon.jit
@@ -103,8 +106,6 @@ def multiply_any(
     n,
     k,
     chain_k,
-    pieces,
-    piece_k,
     outer,
     inner,
     a_next_outer,
@@ -116,21 +117,18 @@ def multiply_any(
     beta,
     c_outer,
     c_inner,
-    c_piece,
     c_row,
     c_col,
     pairs,
-    CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
     PARTS: gl.constexpr,
 ):
     """Write C = alpha·A·B + beta·C, in any strides, but for flagged rows and columns.
 
-    With ``pieces`` > 1 each ``piece_k`` of K is a result of its own, ``c_piece`` elements on, of
-    all rows and columns, before it is multiplied by the scales of its rows. ``pairs`` is 1 where
-    columns of C are parts of complex numbers, and ``c_col`` leads from one of those to the next.
+    ``pairs`` is 1 where columns of C are parts of complex numbers, and ``c_col`` leads from one of
+    those to the next.
     """
-    work = Work(m, n, k, inner, outer * inner, pieces, piece_k, group, 128, 64 * CONSUMERS)
+    work = Work(m, n, k, inner, outer * inner, gl.to_tensor(1), k, group, TILE_M, TILE_N)
     staging = gl.allocate_shared_memory(
         gl.float32, [CONSUMERS, 32, 64], gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     )
@@ -144,10 +142,8 @@ def multiply_any(
         b_next_outer,
         b_next_inner,
     )
-    out = Strided(
-        c, staging, a_flag, b_flag, alpha, beta, c_outer, c_inner, c_piece, c_row, c_col, pairs
-    )
-    _multiply(a, b, out, work, marks, chain_k, CONSUMERS, STAGES, PARTS)
+    out = Strided(c, staging, a_flag, b_flag, alpha, beta, c_outer, c_inner, c_row, c_col, pairs)
+    _multiply(a, b, out, work, marks, chain_k, STAGES, PARTS)
 
 
 @gluon.aggregate
@@ -193,7 +189,6 @@ class Ring:
     b: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
-    CONSUMERS: gl.constexpr
     STAGES: gl.constexpr
     PARTS: gl.constexpr
 
@@ -201,12 +196,12 @@ class Ring:
     def a_tile(self, stage, PART: gl.constexpr):
         """A part of A, as (k, rows)."""
         tile = self.a.index(stage * self.PARTS + PART)
-        return tile.reshape([128, PIECE]).permute((1, 0))
+        return tile.reshape([TILE_M, PIECE]).permute((1, 0))
 
     @gluon.jit
     def b_tile(self, stage, PART: gl.constexpr, CONSUMER: gl.constexpr):
         """A part of a consumer's columns of B, as (columns, k)."""
-        tile = self.b.index((stage * self.PARTS + PART) * self.CONSUMERS + CONSUMER)
+        tile = self.b.index((stage * self.PARTS + PART) * CONSUMERS + CONSUMER)
         return tile.reshape([64, PIECE])
 
 
@@ -218,7 +213,7 @@ class Mapped:
     staging: gl.shared_memory_descriptor
 
     @gluon.jit
-    def write(self, x, work, marks, outer, inner, piece, row, col, CONSUMER: gl.constexpr):
+    def write(self, x, work, marks, outer, inner, row, col, CONSUMER: gl.constexpr):
         parts = columns(x, 4)
         for i in gl.static_range(4):
             buffer = self.staging.index(2 * CONSUMER + i % 2)
@@ -245,29 +240,26 @@ class Strided:
     beta: gl.tensor
     c_outer: gl.tensor
     c_inner: gl.tensor
-    c_piece: gl.tensor
     c_row: gl.tensor
     c_col: gl.tensor
     pairs: gl.tensor
 
     @gluon.jit
-    def write(self, x, work, marks, outer, inner, piece, row, col, CONSUMER: gl.constexpr):
+    def write(self, x, work, marks, outer, inner, row, col, CONSUMER: gl.constexpr):
         layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
         staging = self.staging.index(CONSUMER)
         base = outer.to(gl.int64) * self.c_outer + inner.to(gl.int64) * self.c_inner
-        base += piece.to(gl.int64) * self.c_piece
         j = col + gl.arange(0, 64, gl.SliceLayout(0, layout))
         from_col = (j >> self.pairs).to(gl.int64) * self.c_col + (j & self.pairs)
         j_flag = self.b_flag + marks.of_b(outer, inner) * work.n + j
-        is_whole = work.pieces == 1
-        j_inside = (j < work.n) & (gl.load(j_flag, mask=(j < work.n) & is_whole, other=0) == 0)
+        j_inside = gl.load(j_flag, mask=j < work.n, other=1) == 0
         parts = columns(x, 4)
         for part in gl.static_range(4):
             staging.store(parts[part].permute((1, 0)))
             i = row + part * 32 + gl.arange(0, 32, gl.SliceLayout(1, layout))
             i_flag = self.a_flag + marks.of_a(outer, inner) * work.m + i
-            flagged = gl.load(i_flag, mask=(i < work.m) & is_whole, other=0)
-            inside = ((i < work.m) & (flagged == 0))[:, None] & j_inside[None, :]
+            i_inside = gl.load(i_flag, mask=i < work.m, other=1) == 0
+            inside = i_inside[:, None] & j_inside[None, :]
             at = self.c + base + (i.to(gl.int64) * self.c_row)[:, None] + from_col[None, :]
             write(at, inside, staging.load(layout), self.alpha, self.beta)
 
@@ -284,7 +276,6 @@ def _multiply(
     work,
     marks,
     chain_k,
-    CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
     PARTS: gl.constexpr,
 ):
@@ -295,11 +286,10 @@ def _multiply(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=CONSUMERS)
     ring = Ring(
-        gl.allocate_shared_memory(a.dtype, [STAGES * PARTS, 1, 1, 128, PIECE], a.layout),
+        gl.allocate_shared_memory(a.dtype, [STAGES * PARTS, 1, 1, TILE_M, PIECE], a.layout),
         gl.allocate_shared_memory(b.dtype, [STAGES * PARTS * CONSUMERS, 1, 1, 64, PIECE], b.layout),
         full,
         empty,
-        CONSUMERS,
         STAGES,
         PARTS,
     )
@@ -325,22 +315,22 @@ def _produce(a, b, ring, work, marks):
     for index in range(gl.program_id(0), work.count(), gl.num_programs(0)):
         # Asked one tile ahead, since memory takes its time to answer.
         then = marks.wants(work, index + gl.num_programs(0))
-        outer, inner, piece, row, col = work.item(index)
-        begin, end = work.span(piece)
+        outer, inner, _, row, col = work.item(index)
+        end = work.k
         if not wanted:
-            end = begin
+            end = 0
         x = marks.of_a(outer, inner)
         y = marks.of_b(outer, inner)
-        for k in range(begin, end, PIECE):
+        for k in range(0, end, PIECE):
             full = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
-            tile_bytes: gl.constexpr = a.nbytes_per_cta + ring.CONSUMERS * b.nbytes_per_cta
+            tile_bytes: gl.constexpr = a.nbytes_per_cta + CONSUMERS * b.nbytes_per_cta
             mbarrier.expect(full, ring.PARTS * tile_bytes)
             for part in gl.static_range(ring.PARTS):
                 at = stage * ring.PARTS + part
                 tma.async_load(a, [x, part, row, k], full, ring.a.index(at))
-                for i in gl.static_range(ring.CONSUMERS):
-                    tile = ring.b.index(at * ring.CONSUMERS + i)
+                for i in gl.static_range(CONSUMERS):
+                    tile = ring.b.index(at * CONSUMERS + i)
                     tma.async_load(b, [y, part, col + 64 * i, k], full, tile)
             stage, phase = next_stage(stage, phase, ring.STAGES)
         wanted = then
@@ -350,35 +340,33 @@ def _produce(a, b, ring, work, marks):
 def _consume(ring, work, marks, chain_k, out, CONSUMER: gl.constexpr):
     """Multiply 64 columns of each tile and write them."""
     gdc_wait()
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
     stage = 0
     phase = 0
     wanted = marks.wants(work, gl.program_id(0))
     for index in range(gl.program_id(0), work.count(), gl.num_programs(0)):
         then = marks.wants(work, index + gl.num_programs(0))
         if wanted:
-            outer, inner, piece, row, col = work.item(index)
+            outer, inner, _, row, col = work.item(index)
             col += 64 * CONSUMER
-            begin, end = work.span(piece)
             j = col + gl.arange(0, 64, gl.SliceLayout(1, layout))
             at = marks.b_scale + j
-            at += (marks.of_b(outer, inner) * gl.cdiv(work.k, PIECE) + begin // PIECE) * work.n
+            at += marks.of_b(outer, inner) * gl.cdiv(work.k, PIECE) * work.n
             scale = gl.load(at, mask=j < work.n, other=0.0)
-            total = gl.zeros([64, 128], gl.float32, layout)
-            for first in range(begin, end, chain_k):
-                chain = gl.zeros([64, 128], gl.float32, layout)
-                for k in range(first, gl.minimum(first + chain_k, end), PIECE):
+            total = gl.zeros([64, TILE_M], gl.float32, layout)
+            for first in range(0, work.k, chain_k):
+                chain = gl.zeros([64, TILE_M], gl.float32, layout)
+                for k in range(first, gl.minimum(first + chain_k, work.k), PIECE):
                     at += work.n
-                    ahead = gl.load(at, mask=(j < work.n) & (k + PIECE < end), other=0.0)
+                    ahead = gl.load(at, mask=(j < work.n) & (k + PIECE < work.k), other=0.0)
                     term, stage, phase = _piece(ring, stage, phase, CONSUMER)
                     chain = gl.fma(term, scale[:, None], chain)
                     scale = ahead
                 total += chain
-            if work.pieces == 1:
-                i = row + gl.arange(0, 128, gl.SliceLayout(0, layout))
-                of_row = marks.a_scale + marks.of_a(outer, inner) * work.m + i
-                total = total * gl.load(of_row, mask=i < work.m, other=0.0)[None, :]
-            out.write(total, work, marks, outer, inner, piece, row, col, CONSUMER)
+            i = row + gl.arange(0, TILE_M, gl.SliceLayout(0, layout))
+            of_row = marks.a_scale + marks.of_a(outer, inner) * work.m + i
+            total = total * gl.load(of_row, mask=i < work.m, other=0.0)[None, :]
+            out.write(total, work, marks, outer, inner, row, col, CONSUMER)
         wanted = then
     gdc_launch_dependents()
     out.finish()
@@ -387,8 +375,8 @@ def _consume(ring, work, marks, chain_k, out, CONSUMER: gl.constexpr):
 @gluon.jit
 def _piece(ring, stage, phase, CONSUMER: gl.constexpr):
     """Sum the products of a piece of K on the tensor cores; return the sum, stage, phase."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
-    term = gl.zeros([64, 128], gl.float32, layout)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
+    term = gl.zeros([64, TILE_M], gl.float32, layout)
     mbarrier.wait(ring.full.index(stage), phase)
     hi = ring.b_tile(stage, 0, CONSUMER)
     if ring.PARTS == 2:
@@ -453,7 +441,7 @@ def _multiply_variant(function: Any, parts: int) -> Variant:
             "b": tensor_map("fp16", gl.float16, 64),
             "c": tensor_map("fp32", gl.float32, 32) if function is multiply else "*fp32",
         },
-        {"CONSUMERS": TILE // 64, "STAGES": STAGES[parts], "PARTS": parts},
+        {"STAGES": STAGES[parts], "PARTS": parts},
     )
 
 
@@ -483,7 +471,7 @@ def _variant(
 ) -> Variant:
     """Describe a kernel by its pointers; other arguments are told by their names."""
     kinds = {
-        r"[abc]_(outer|inner|row|col|piece)|(source|target)_\w+": "i64",
+        r"[abc]_(outer|inner|row|col)|(source|target)_\w+": "i64",
         r"[ab]_(flag|flagged|list|count|tile)|cleared": "*i32",
         r"[ab]_scale": "*fp32",
         r"alpha|beta|threshold": "fp32",

@@ -38,13 +38,14 @@ def test_rate_limit_and_time_left_are_those_of_this_run() -> None:
 
 
 def test_without_a_terminal_a_line_every_half_minute(capsys: Any) -> None:
-    with _progress.shown("C.npy", is_quiet=False) as report:
+    with _progress.shown("C.npy", is_quiet=False, last="checking") as report:
         for share in range(1, 101):
             report(reached(share / 100, share * 0.9, waited=share * 0.8))
     out, err = capsys.readouterr()
     assert not out
     lines = err.splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
+    assert lines[2] == "C.npy: 100%, checking"
     line = r"C\.npy: 34%, 11\.1 GFLOP/s, limited by disk, 59\.4 s left"
     assert re.fullmatch(line, lines[0])
 

@@ -164,7 +164,7 @@ def mul(
         show(reached)
 
     try:
-        with shown(out, is_quiet=quiet) as show:
+        with shown(out, is_quiet=quiet, last="checking" if verify else "") as show:
             plan = multiply_files(
                 a,
                 b,

@@ -286,6 +286,20 @@ def test_a_file_cut_while_it_is_read_is_noticed(tmp_path: Path) -> None:
             file.check_unchanged()
 
 
+def test_a_folder_that_cannot_be_made_durable_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with output(tmp_path / "c.npy", (3,), np.dtype("f4")) as made:
+        made.write((slice(0, 3),), np.ones(3, "f4"))
+        made.commit()
+    assert np.load(tmp_path / "c.npy").sum() == 3
+
+
 def test_an_output_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "c.npy"
     path.write_bytes(b"what was there")

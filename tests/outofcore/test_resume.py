@@ -148,6 +148,24 @@ def test_verify_finds_and_repairs_a_finished_tile(
     assert names(folder) == ["a.npy", "b.npy", out]
 
 
+def test_a_stop_while_it_is_checked_costs_nothing(
+    folder: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tilewise.numerics import check
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "check", stop)
+        with pytest.raises(KeyboardInterrupt):
+            multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY, verify=True)
+    computed.clear()
+    multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY, verify=True)
+    assert not computed
+    assert np.array_equal(load("c.npy"), expected())
+
+
 def test_verify_repairs_in_stacks_and_in_one_call(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -335,14 +335,16 @@ def no_room(name: str, part: Path, needed: int, error: OSError) -> FileError:
 
 
 def sync_path(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
-    if os.name == "nt" and path.is_dir():  # Windows keeps names itself
-        return
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    """Make a file durable, or the names in a folder where the system lets that be asked for."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        if not path.is_dir():
+            raise
 
 
 def stamp(status: os.stat_result) -> tuple[int, int]:

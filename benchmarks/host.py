@@ -12,8 +12,9 @@ import argparse
 import math
 import os
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,12 +43,12 @@ SHARED = ((49152, 1.5),)
 INPUTS = "standard normal, pageable memory"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=["fresh", "budgeted", "shared"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--most", type=int, default=1 << 31, help="elements of C at most")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     try:
         gpus = device.count()
     except DeviceError as error:
@@ -191,4 +192,4 @@ def normal(rows: int, cols: int, seed: int) -> Array:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -189,9 +189,14 @@ def build(
     )
 
 
-def compile_variant(variant: Variant, target: str) -> tuple[bytes, dict[str, Any]]:
-    """Compile one kernel for one target; return its code and its entry in the manifest."""
-    made = toolchain.compile_code(variant, target)
+def compile_variant(
+    variant: Variant, target: str, made: toolchain.Made | None = None
+) -> tuple[bytes, dict[str, Any]]:
+    """Return one kernel's code for one target and its entry in the manifest.
+
+    ``made`` is what was compiled for another target of the same architecture.
+    """
+    made = made or toolchain.compile_code(variant, target)
     code = made.ptx.encode() if target.startswith("compute_") else made.cubin
     return code, {
         "name": variant.name,
@@ -258,28 +263,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compile_all(
     todo: Sequence[tuple[str, Variant, str]], jobs: int
 ) -> Iterator[tuple[str, Variant, str, tuple[bytes, dict[str, Any]] | str]]:
-    if jobs <= 1 or len(todo) <= 1:
-        for module, variant, target in todo:
-            yield module, variant, target, _compile_named(module, variant.name, target)
+    # PTX that travels and the cubin of its own architecture are made at once.
+    together: dict[tuple[str, str, int], list[tuple[str, Variant, str]]] = {}
+    for module, variant, target in todo:
+        key = module, variant.name, toolchain.architecture(target)
+        together.setdefault(key, []).append((module, variant, target))
+    if jobs <= 1 or len(together) <= 1:
+        for (module, name, _), wanted in together.items():
+            made = _compile_named(module, name, [target for *_, target in wanted])
+            for item, result in zip(wanted, made, strict=True):
+                yield *item, result
         return
     # A fresh interpreter each: compilers have threads, and a fork would copy their locks.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
-        running: dict[Future[Any], tuple[str, Variant, str]] = {
-            pool.submit(_compile_named, module, variant.name, target): (module, variant, target)
-            for module, variant, target in todo
+        running: dict[Future[Any], list[tuple[str, Variant, str]]] = {
+            pool.submit(_compile_named, module, name, [target for *_, target in wanted]): wanted
+            for (module, name, _), wanted in together.items()
         }
         for future in as_completed(running):
-            yield *running[future], future.result()
+            for item, result in zip(running[future], future.result(), strict=True):
+                yield *item, result
 
 
-def _compile_named(module: str, name: str, target: str) -> tuple[bytes, dict[str, Any]] | str:
+def _compile_named(
+    module: str, name: str, targets: Sequence[str]
+) -> list[tuple[bytes, dict[str, Any]] | str]:
     """Compile a variant by its name, since functions do not travel to another process."""
     variant = next(variant for variant in _variants(module) if variant.name == name)
     try:
-        return compile_variant(variant, target)
+        # All targets are of one architecture; where PTX is among them, its cubin is the others'.
+        made = toolchain.compile_code(variant, min(targets))
+        return [compile_variant(variant, target, made) for target in targets]
     except Exception as error:  # whatever a compiler raises belongs to this kernel alone
-        return f"{type(error).__name__}: {error}"
+        return [f"{type(error).__name__}: {error}"] * len(targets)
 
 
 @lru_cache

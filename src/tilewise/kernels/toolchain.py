@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewise.errors import KernelError, OptionError
+from tilewise.kernels import TARGETS
 
 if TYPE_CHECKING:
     from tilewise.kernels.compile import Variant
@@ -250,7 +251,7 @@ def _triton_source(variant: Variant) -> Any:
 
 def _triton_options(variant: Variant, target: str) -> dict[str, Any]:
     options = dict(sorted(variant.options.items()))
-    if target.startswith("compute_"):
+    if f"compute_{architecture(target)}" in TARGETS:  # a cubin has the PTX that travels behind it
         options["ptx_version"] = int(PTX_ISA.replace(".", ""))
     return options
 

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -368,10 +369,24 @@ def test_an_output_replaces_its_like_and_nothing_else(folder: Path) -> None:
             with pytest.raises(FileError, match="holds more than .*, and a result gets an HDF5"):
                 multiply_files(x, x, out)
             os.unlink(name)
+    multiply_files(x, x, "c.h5")
+    with h5py.File("c.h5", "r+") as file:
+        file["c"].attrs["units"] = "m"
+    with pytest.raises(FileError, match="holds more than /c"):
+        multiply_files(x, x, "c.h5")
+    Path("c.zarr.old").mkdir()
+    Path("c.zarr.old/precious").touch()
+    multiply_files(x, x, "c.zarr")
+    assert Path("c.zarr.old/precious").exists()
     zarr.open_group("g.zarr", mode="w").create_array("x", data=np.ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is not part of the format
+        zarr.consolidate_metadata("g.zarr")
     multiply_files(x, x, "g.zarr/c")
     multiply_files(x, x, "g.zarr:/c")
-    assert sorted(name for name, _ in zarr.open_group("g.zarr", mode="r").members()) == ["c", "x"]
+    multiply_files("g.zarr:/c", x, "c.npy")
+    group = zarr.open_group("g.zarr", mode="r", use_consolidated=False)
+    assert sorted(name for name, _ in group.members()) == ["c", "x"]
     Path("f.zarr").mkdir()
     Path("f.zarr/precious").touch()
     for out in ("g.zarr", "f.zarr"):

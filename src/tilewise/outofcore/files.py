@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
-from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -182,7 +182,21 @@ class Target:
         return Path.cwd() if self.final is None else self.final.parent
 
     def journal(self) -> Journal:
-        """Open the journal of this output."""
+        """Open the journal of this output.
+
+        Raises
+        ------
+        FileError
+            As `Journal` does, or if what is in the part's place was not begun with one.
+        """
+        is_there, is_known = (
+            path is not None and os.path.exists(path) for path in (self.part, self.journal_path)
+        )
+        if is_there and not is_known:
+            raise FileError(
+                f"{self.name} would be written as {self.part}, which is there already and not "
+                "known as a part of it; move it away"
+            )
         return Journal(self.journal_path, self.name, str(self.part))
 
     def create(self, layout: Layout, part_bytes: int) -> Output:
@@ -217,8 +231,9 @@ class Target:
     def discard(self) -> None:
         """Remove what there is of an output that was not completed."""
         if self.part is not None:
-            zarrs.remove_folder(self.part)
-            with suppress(OSError):
+            if self.kind == "zarr":
+                shutil.rmtree(self.part, ignore_errors=True)
+            else:
                 self.part.unlink(missing_ok=True)
 
     def _lost_by_replacing(self) -> str:
@@ -226,10 +241,8 @@ class Target:
         assert self.final is not None
         if self.kind == "hdf5" and not hdf5.holds_only(self.final, self.inner):
             return f"holds more than {self.inner}, and a result gets an HDF5 file of its own"
-        if self.kind == "zarr" and not (self.final / ".zarray").exists():
-            meta = self.final / "zarr.json"
-            if not meta.exists() or '"array"' not in meta.read_text(errors="replace"):
-                return "is there, and is not a Zarr array"
+        if self.kind == "zarr" and not zarrs.is_array(self.final):
+            return "is there, and is not a Zarr array"
         return ""
 
 

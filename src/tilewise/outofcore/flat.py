@@ -29,6 +29,7 @@ __all__ = [
     "Box",
     "FlatFile",
     "FlatOutput",
+    "check_room",
     "mapped_file",
     "no_room",
     "reserve",
@@ -317,13 +318,18 @@ def reserve(file: FileIO, size: int, name: str, part: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
             raise no_room(name, part, size, error) from error
-    if size > shutil.disk_usage(part.parent).free:
-        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        raise no_room(name, part, size, full)
+    check_room(size, name, part)
     try:
         file.truncate(size)
     except OSError as error:
         raise no_room(name, part, size, error) from error
+
+
+def check_room(size: int, name: str, part: Path) -> None:
+    """Raise FileError if the disk of a part has less than ``size`` bytes free."""
+    if size > shutil.disk_usage(part.parent).free:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise no_room(name, part, size, full)
 
 
 def no_room(name: str, part: Path, needed: int, error: OSError) -> FileError:

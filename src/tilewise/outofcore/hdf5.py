@@ -118,7 +118,8 @@ def holds_only(path: Path, inner: str) -> bool:
     h5py = _h5py(f"out ({path})")
     try:
         with h5py.File(path, "r") as file:
-            return [f"/{name}" for name in _datasets(h5py, file)] == [inner]
+            found = [f"/{name}" for name in _datasets(h5py, file)]
+            return found == [inner] and not len(file.attrs) and not len(file[inner].attrs)
     except OSError:
         return False
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FileError
-from .flat import Box, no_room, sync_path
+from .flat import Box, check_room, no_room, sync_path
 from .npy import element_type
 from .stores import Layout, StoreMatrix, StoreOutput
 
-__all__ = ["ZarrOutput", "create_zarr", "is_zarr", "open_zarr"]
+__all__ = ["ZarrOutput", "create_zarr", "is_array", "is_zarr", "open_zarr"]
 
 
 def is_zarr(path: Path) -> bool:
@@ -46,8 +49,11 @@ def open_zarr(
     name = f"{operand} ({label})"
     zarr = _zarr(name)
     try:
-        node = zarr.open(path, mode="r")
-        array = _array(zarr, node, inner, name)
+        if is_array(path) and inner is None:
+            array = zarr.open_array(path, mode="r")
+        else:  # what is there, not what was there when metadata was consolidated
+            group = zarr.open_group(path, mode="r", use_consolidated=False)
+            array = _array_in(zarr, group, inner, name)
         stored = np.dtype(array.dtype)
     except FileError:
         raise
@@ -70,10 +76,7 @@ def create_zarr(part: Path, final: Path, layout: Layout) -> None:
     """
     name = f"out ({final})"
     zarr = _zarr(name)
-    nbytes = math.prod(layout.shape) * layout.dtype.itemsize
-    status = os.statvfs(part.parent) if hasattr(os, "statvfs") else None
-    if status is not None and nbytes > status.f_bavail * status.f_frsize:
-        raise no_room(name, part, nbytes, OSError(28, "No space left on device"))
+    check_room(math.prod(layout.shape) * layout.dtype.itemsize, name, part)
     try:
         zarr.create_array(
             part,
@@ -138,14 +141,17 @@ class ZarrOutput(StoreOutput):
     def commit(self) -> None:
         """Make all durable, then give the folder its final name."""
         self.sync()
-        old = self.final.with_name(f"{self.final.name}.old")
+        folder = self.final.parent
         try:
-            remove_folder(old)
-            if self.final.exists():  # a folder replaces no folder that is not empty
-                os.replace(self.final, old)
-            os.replace(self.part, self.final)
-            sync_path(self.final.parent)
-            remove_folder(old)
+            if not self.final.exists():
+                os.replace(self.part, self.final)
+            else:  # a folder replaces no folder that is not empty
+                aside = Path(tempfile.mkdtemp(prefix=f"{self.final.name}.old-", dir=folder))
+                os.replace(self.final, aside / self.final.name)
+                os.replace(self.part, self.final)
+                sync_path(folder)
+                shutil.rmtree(aside)
+            sync_path(folder)
         except OSError as error:
             raise FileError(f"{self._name} cannot be completed: {error}") from error
 
@@ -155,12 +161,15 @@ class ZarrOutput(StoreOutput):
         return super()._refused(part, error)
 
 
-def remove_folder(path: Path) -> None:
-    """Remove a folder that was written here, if it is there."""
-    import shutil
-
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+def is_array(folder: Path) -> bool:
+    """Whether a folder is a Zarr array, and no group of them."""
+    if (folder / ".zarray").exists():
+        return True
+    try:
+        meta = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(meta, dict) and meta.get("node_type") == "array"
 
 
 def _zarr(name: str) -> ModuleType:
@@ -177,17 +186,12 @@ def _zarr(name: str) -> ModuleType:
     return module
 
 
-def _array(zarr: ModuleType, node: Any, inner: str | None, name: str) -> Any:
-    is_array = isinstance(node, zarr.Array)
-    if is_array and inner is None:
-        return node
-    found = (
-        [] if is_array else [path for path, x in node.members(None) if isinstance(x, zarr.Array)]
-    )
+def _array_in(zarr: ModuleType, group: Any, inner: str | None, name: str) -> Any:
+    found = [path for path, x in group.members(None) if isinstance(x, zarr.Array)]
     if inner is None and len(found) == 1:
-        return node[found[0]]
+        return group[found[0]]
     if inner is not None and inner.strip("/") in found:
-        return node[inner.strip("/")]
+        return group[inner.strip("/")]
     there = ", ".join(f"/{path}" for path in sorted(found)[:10]) or "none"
     if inner is not None:
         raise FileError(f"{name} has no array {inner}; there: {there}")

@@ -410,12 +410,12 @@ def test_D10_memory_maps_of_any_offset_and_order(rng: Any, tmp_path: Path) -> No
 def test_D14_what_another_library_holds_is_not_counted_on(rng: Any) -> None:
     import cupy
 
-    a, b = random(rng, (3000, 3000), "float32"), random(rng, (3000, 3000), "float32")
+    a, b = random(rng, (9000, 3000), "float32"), random(rng, (3000, 9000), "float32")
     expected = in_memory(a, b)
     cupy.get_default_memory_pool().free_all_blocks()
     streams.synchronize(streams.DEFAULT, 0)
     free = device.free_bytes(0)
-    held = cupy.cuda.alloc(free - (80 << 20))
+    held = cupy.cuda.alloc(free - (400 << 20))  # code that is loaded meanwhile needs some too
     try:
         left = device.free_bytes(0)
         plan = tw.plan(a, b, devices="cuda:0")
@@ -423,9 +423,10 @@ def test_D14_what_another_library_holds_is_not_counted_on(rng: Any) -> None:
         assert plan.streams.parts[0].schedule.held_bytes <= left
         assert plan(a, b).tobytes() == expected.tobytes()
         before = device.free_bytes(0)
-        huge = np.ones((64, 3_000_000), "float16")
+        huge = Operand((64, 300_000_000), np.dtype("f2"), (600_000_000, 2))
+        wide = Operand((300_000_000, 64), np.dtype("f2"), (2, 600_000_000))
         with pytest.raises(BudgetError, match="may be taken there"):
-            tw.matmul(huge, huge.T, devices="cuda:0")
+            tw.plan(huge, wide, devices="cuda:0")
         assert device.free_bytes(0) == before
     finally:
         del held

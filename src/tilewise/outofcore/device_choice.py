@@ -94,12 +94,16 @@ def candidates(job: Job, budget_bytes: int, workspace: float = 0.0) -> Iterator[
 
 def least_bytes(job: Job) -> int:
     """Return what the buffers of the smallest schedule take, workspace aside."""
-    job = replace(job, is_gram=False)
-    small = replace(
-        _plain(job), tile_m=min(job.m, _GRAIN), tile_n=min(job.n, _GRAIN), a_slots=1, b_slots=1
-    )
-    cut = replace(small, tile_k=job.piece) if 0 < job.piece < job.k else small
-    return min(small.held_bytes, cut.held_bytes)
+    plain = _plain(replace(job, is_gram=False))
+    m, n = min(job.m, _GRAIN), min(job.n, _GRAIN)
+    small = [
+        replace(plain, tile_m=1, tile_n=n, a_slots=1, b_slots=min(2, count(job.n, n))),
+        replace(plain, tile_m=m, tile_n=1, a_slots=min(2, count(job.m, m)), b_slots=1),
+    ]
+    if 0 < job.piece < job.k:
+        cut = replace(plain, tile_m=1, tile_n=n, tile_k=job.piece)
+        small.append(replace(cut, a_slots=_RING, b_slots=_RING, c_slots=1))
+    return min(schedule.held_bytes for schedule in small)
 
 
 def sample(job: Job) -> Schedule:

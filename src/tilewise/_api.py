@@ -6,7 +6,6 @@ import math
 import os
 import re
 from functools import lru_cache
-from os import PathLike
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from .numerics import dtypes
 if TYPE_CHECKING:
     from ._streamed import Machine
 
-__all__ = ["gemm", "matmul", "plan"]
+__all__ = ["device_names", "gemm", "matmul", "plan"]
 
 Array = NDArray[Any]
 
@@ -205,7 +204,7 @@ def plan(
     ShapeError, DTypeError, OptionError, BudgetError, DeviceError
         As `matmul` would.
     """
-    if isinstance(a, (str, PathLike)) or isinstance(b, (str, PathLike)):
+    if isinstance(a, (str, os.PathLike)) or isinstance(b, (str, os.PathLike)):
         from .outofcore.planning import plan_paths
 
         if stream is not None:
@@ -245,7 +244,7 @@ def _plan_for(
     """Return the plan for adopted operands, made once for each set of layouts and options."""
     if not isinstance(precision, (str, NoneType)):
         raise OptionError(f"precision={precision!r} is not text; None is the default bound")
-    names = None if devices is None else _device_names(devices)
+    names = None if devices is None else device_names(devices)
     is_on_gpu = hasattr(x, "owner")
     machine = None if is_on_gpu or updates else _machine_for(x, y, names, memory)
     return _cached_plan(
@@ -463,7 +462,8 @@ def _switch(value: Any, name: str) -> bool:
     raise OptionError(f"{name}={value!r} is not True or False")
 
 
-def _device_names(devices: Any) -> tuple[str, ...]:
+def device_names(devices: Any) -> tuple[str, ...]:
+    """Return the names in ``devices=``, or raise OptionError if one is none."""
     names = (devices,) if isinstance(devices, str) else devices
     try:
         names = tuple(names)

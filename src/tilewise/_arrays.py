@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +91,7 @@ def adopt(x: Any, name: str) -> NDArray[Any]:
         except (BufferError, RuntimeError, TypeError) as error:
             if not hasattr(x, "__array__"):
                 raise DTypeError(f"{name} ({type(x).__name__}): {error}") from error
-    if isinstance(x, (str, PathLike)):
+    if isinstance(x, (str, os.PathLike)):
         raise DTypeError(
             f"{name} is the text {os.fspath(x)!r}; matmul multiplies arrays, and multiply_files "
             "(or tilewise mul) files"

@@ -48,23 +48,16 @@ def plan_files(
     ShapeError, DTypeError, OptionError, BudgetError, DeviceError
         As `multiply_files` does.
     """
+    for name in () if devices is None else _api.device_names(devices):
+        if name != "cpu":
+            raise DeviceError(
+                f"device {name!r} was asked for, and this version multiplies files on the CPU; "
+                "leave it out, or give memory maps (np.load with mmap_mode='r') to matmul"
+            )
     budget = _memory.parse_budget(memory)
     if budget is None:
         budget = _default_budget()
-    plan = _api.plan(
-        a,
-        b,
-        dtype=dtype,
-        devices="cpu" if devices is None else devices,
-        precision=precision,
-        verify=verify,
-        out=True,
-    )
-    if plan.device != "cpu":
-        raise DeviceError(
-            f"device {plan.device!r} was asked for, and this version multiplies files on the CPU; "
-            "leave it out, or give memory maps (np.load with mmap_mode='r') to matmul"
-        )
+    plan = _api.plan(a, b, dtype=dtype, devices="cpu", precision=precision, verify=verify, out=True)
     plan = replace(plan, a=replace(plan.a, where="file"), b=replace(plan.b, where="file"))
     job = _job(plan, a, b, budget, is_flat)
     work = math.prod(plan.batch) * plan.m * plan.n * plan.k

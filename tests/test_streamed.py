@@ -50,6 +50,8 @@ def cuda(monkeypatch: Any) -> Iterator[FakeCuda]:
         _, *described = operands[id(made)]
         a, b, c = (view(at, x) for at, x in zip(pointers, described, strict=False))
         assert made.workspace_bytes == 0 or pointers[3]
+        for at, x in zip(pointers, described, strict=False):
+            assert at % (16 if x.aligned else 1) == 0, "kernels were chosen for aligned operands"
 
         def work() -> None:
             wide = {"b": bool, "c": complex}.get(np.result_type(a, b).kind, float)
@@ -176,6 +178,17 @@ def test_batches_and_vectors(cuda: Any, rng: Any, a_shape: Any, b_shape: Any) ->
         if out is not None:
             tw.matmul(a, b, out=out, devices="cuda:0", memory=budget)
             assert (out == expected).all()
+
+
+def test_operands_of_odd_sizes_are_aligned_where_their_kernels_are_told_so(
+    cuda: Any, rng: Any
+) -> None:
+    for m, k, n in ((33, 7, 45), (45, 51, 9), (9, 300, 77), (130, 3, 131), (257, 129, 259)):
+        a, b = small_integers(rng, (m, k), "float16"), small_integers(rng, (k, n), "float16")
+        for x, y in itertools.product((a, np.asfortranarray(a)), (b, np.asfortranarray(b))):
+            for out in (poisoned((m, n), "f2"), poisoned((m, n), "f2", "F")):
+                tw.matmul(x, y, out=out, devices="cuda:0")
+                assert (out == a @ b).all()
 
 
 def test_a_folded_batch_goes_into_matrices_that_lie_apart(cuda: Any, rng: Any) -> None:

@@ -466,8 +466,8 @@ def _recipe(
 
 def _key(schedule: Schedule, launch: Launch) -> _Key:
     """Return what the kernels of a launch depend on."""
-    a, b = schedule.layout(launch, 0), schedule.layout(launch, 1)
-    return (launch.shape, launch.k, a.offset % 16, b.offset % 16)
+    layouts = schedule.layout(launch, 0), schedule.layout(launch, 1), schedule.c_layout(launch)
+    return (launch.shape, launch.k, *(layout.offset % 16 for layout in layouts))
 
 
 def _duration(seconds: float) -> str:

@@ -178,7 +178,7 @@ def test_foreign_byte_order_is_turned_on_the_way() -> None:
     np.testing.assert_array_equal(out, a @ b)
 
 
-@pytest.mark.parametrize(("lane", "note"), [("in", "was given a["), ("out", "came back from")])
+@pytest.mark.parametrize(("lane", "note"), [("in", "was given a["), ("out", "gave back c[")])
 def test_a_thread_that_dies_stops_all_and_says_where_it_was(lane: str, note: str) -> None:
     job = big()
     count = itertools.count()

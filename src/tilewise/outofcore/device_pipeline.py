@@ -319,7 +319,7 @@ class _Run:
                 with self._halt.lock:
                     while self._loads_done < needed or not (before is None or before.is_emptied):
                         self._halt.wait(self._may_launch)
-                with _noted(f"while {self._share.name} computed {named('c', launch.c)}"):
+                with self._noted("computed", "c", launch.c):
                     for event in self._loaded[ordered:needed]:
                         self._device.wait("compute", event)
                     ordered = max(ordered, needed)
@@ -398,7 +398,7 @@ class _Run:
     def _gather(self, number: int, part: Slice, block: _Block) -> None:
         """Bring a slice of an operand to the device."""
         device, load = self._device, self._loads[number]
-        with _noted(f"while {self._share.name} was given {named('ab'[load.side], load.box)}"):
+        with self._noted("was given", "ab"[load.side], load.box):
             device.finish(block.event)
             source = part.host
             if not self._is_direct[load.side] or not is_copied_directly(source):
@@ -426,7 +426,7 @@ class _Run:
     def _scatter(self, tile: _Tile, part: Slice, block: _Block) -> None:
         """Bring a slice of C back to the host."""
         device = self._device
-        with _noted(f"while {named('c', tile.launch.c)} came back from {self._share.name}"):
+        with self._noted("gave back", "c", tile.launch.c):
             target = part.host
             is_direct = self._out_is_direct and is_copied_directly(target)
             if not is_direct:
@@ -450,6 +450,15 @@ class _Run:
                 np.copyto(part.host, target)
         with self._halt.lock:
             self._free_out.append(block)
+
+    @contextmanager
+    def _noted(self, doing: str, name: str, box: Box) -> Iterator[None]:
+        """Let an error say where it was met."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"while {self._share.name} {doing} {named(name, box)}")
+            raise
 
     def _slices_of(self, load: Load) -> Iterator[Slice]:
         x = self._job.b if load.side else self._job.a
@@ -475,16 +484,6 @@ def _work_when_ready(run: Future[_Run], pages: _Pages) -> None:
     while not run.done() and (task := pages.next()) is not None:
         task()
     run.result().work(is_gathering=False)
-
-
-@contextmanager
-def _noted(note: str) -> Iterator[None]:
-    """Let an error say where it was met."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(note)
-        raise
 
 
 def _lines_of(x: Array) -> tuple[int, int]:

@@ -148,6 +148,7 @@ def mul(
     tilewise mul A.npy B.npy -o C.npy
     tilewise mul A.npy B.npy -o C.npy --memory 2GiB --verify
     tilewise mul A.zarr B.h5:/weights -o C.zarr
+    tilewise mul A.npy A.npy:T -o C.npy
     tilewise mul counts.npy weights.npy -o sums.npy --dtype int32
     tilewise mul A.npy:bfloat16 B.npy:bfloat16 -o C.npy
     """

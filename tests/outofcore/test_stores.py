@@ -315,6 +315,34 @@ def test_arrays_within_files_are_found_by_path_or_by_being_alone(folder: Path) -
             open_matrix(path, "a")
 
 
+@pytest.mark.parametrize("kind", ["npy", "flat", "gzip", "zarr2", "zarr3"])
+def test_a_matrix_times_its_transpose(folder: Path, rng: np.random.Generator, kind: str) -> None:
+    x = small_integers(rng, (300, 170), "float32")
+    path = save(kind, "x", x, (40, 50))
+    for memory in ("600KiB", "10MiB"):
+        plan = multiply_files(path, f"{path}:T", "c.npy", memory=memory, verify=True)
+        assert plan.schedule is not None
+        assert plan.schedule.is_whole == (memory == "10MiB")
+        assert np.array_equal(load("c.npy"), x @ x.T)
+    multiply_files(f"{path}:T", path, "c.npy", memory="600KiB")
+    assert np.array_equal(load("c.npy"), x.T @ x)
+    assert main(["check", f"{path}:T", path, "c.npy"]) == 0
+
+
+def test_what_cannot_be_turned_is_refused(folder: Path, rng: np.random.Generator) -> None:
+    v, x = small_integers(rng, (5,), "float32"), small_integers(rng, (2, 5, 5), "float32")
+    multiply_files(f"{save('npy', 'v', v)}:T", x[0], "c.npy")
+    assert np.array_equal(load("c.npy"), v @ x[0])
+    with pytest.raises(FileError, match=r"a \(x\.npy:T\): :T turns a matrix, and this has 3 axes"):
+        multiply_files(f"{save('npy', 'x', x)}:T", v, "c.npy")
+    with pytest.raises(FileError, match="a result is not written turned"):
+        multiply_files("v.npy", x[0], "c.npy:T")
+    h = small_integers(rng, (6, 4), "float32").astype(ml_dtypes.bfloat16)
+    np.save("h.npy", h)
+    multiply_files("h.npy:bfloat16:T", "h.npy:bfloat16", "c.npy", dtype="f4")
+    assert np.array_equal(load("c.npy"), h.T.astype("f4") @ h.astype("f4"))
+
+
 def test_hdf5_that_does_not_lie_in_one_stretch(folder: Path, rng: np.random.Generator) -> None:
     a = small_integers(rng, (120, 90), "float32")
     with h5py.File("other.h5", "w", userblock_size=1024) as file:
@@ -423,6 +451,8 @@ def test_a_chunk_that_cannot_be_read_is_named(folder: Path, kind: str, memory: s
     if memory == "2MiB":
         assert any(note.startswith("on tile ") for note in raised.value.__notes__)
     assert threading.active_count() <= threads + 2 * (kind == "zarr3")  # zarr keeps its own
+    with pytest.raises(FileError, match=r"at chunk \(3, 2\), \[300:\d+, 300:\d+\]"):
+        multiply_files(f"{path}:T", Rows(x), "c.npy", memory=memory)
     assert main(["mul", path, path, "-o", "c.npy", "--memory", memory]) == 2
 
 

@@ -1,8 +1,9 @@
 """Where operands and outputs are: paths as people write them, what lies there, and who reads it.
 
-``A.npy``, ``A.zarr``, ``A.h5``; an array within a file after a colon, ``A.h5:/group/x``; and last
-what raw bytes are, ``A.npy:bfloat16``. An operand may also be a store (see `stores`). An output
-with a path is written beside its final name, which it gets when it is complete.
+``A.npy``, ``A.zarr``, ``A.h5``; an array within a file after a colon, ``A.h5:/group/x``; then what
+raw bytes are, ``A.npy:bfloat16``; and last ``A.npy:T`` for its transpose. An operand may also be a
+store (see `stores`). An output with a path is written beside its final name, which it gets when it
+is complete.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ FilePath = str | os.PathLike[str]
 FileOperand = FilePath | Store
 Matrix = FlatFile | StoreMatrix
 
-_PLACE = re.compile(r"(?P<path>.{2,}?)(?::(?P<inner>/[^:]*))?(?::(?P<raw>\w+))?")
+_PLACE = re.compile(
+    r"(?P<path>.{2,}?)(?::(?P<inner>/[^:]*))?(?::(?P<raw>(?!T$)\w+))?(?P<turned>:T)?"
+)
 
 
 class Output(Protocol):
@@ -82,7 +85,20 @@ def open_matrix(operand: FileOperand, name: str) -> Matrix:
             "arrays, and out=np.memmap(...) sends their product to a file"
         )
     text = os.fspath(operand)
-    path, inner, raw = _parsed(text, name)
+    path, inner, raw, is_turned = _parsed(text, name)
+    found = _found(path, inner, raw, name, text)
+    if not is_turned:
+        return found
+    if len(found.shape) > 2:
+        found.__exit__()
+        raise FileError(f"{name} ({text}): :T turns a matrix, and this has {len(found.shape)} axes")
+    return found.transposed()
+
+
+def _found(
+    path: Path, inner: str | None, raw: np.dtype[Any] | None, name: str, text: str
+) -> Matrix:
+    """Open what is at a path, by what it is."""
     label = f"{name} ({text})"
     try:
         mode = path.stat().st_mode
@@ -132,8 +148,10 @@ class Target:
             raise FileError(
                 f"out is {type(out).__name__}, neither a path nor a store that can be written"
             )
-        given, inner, raw = _parsed(os.fspath(out), "out")
+        given, inner, raw, is_turned = _parsed(os.fspath(out), "out")
         name = f"out ({os.fspath(out)})"
+        if is_turned:
+            raise FileError(f"{name}: a result is not written turned; for C.T multiply B.T by A.T")
         if raw is not None:
             raise FileError(f"{name}: what the result's elements are, dtype= says (--dtype)")
         try:
@@ -246,18 +264,19 @@ class Target:
         return ""
 
 
-def _parsed(text: str, name: str) -> tuple[Path, str | None, np.dtype[Any] | None]:
-    """Return the path in what a caller wrote, the array within, and what raw elements are."""
+def _parsed(text: str, name: str) -> tuple[Path, str | None, np.dtype[Any] | None, bool]:
+    """Return the path in what a caller wrote, the array within, what raw elements are, and :T."""
     match = _PLACE.fullmatch(text)
     try:
         if match is None or Path(text).exists() or "\0" in text:
-            return Path(text), None, None
+            return Path(text), None, None, False
     except OSError as error:  # such as a name that is too long
         raise FileError(f"{name} ({text}) cannot be opened: {error.strerror}") from error
     steps = [step for step in (match["inner"] or "").split("/") if step]
     inner = "/" + "/".join(steps) if steps else None
+    is_turned = match["turned"] is not None
     if match["raw"] is None:
-        return Path(match["path"]), inner, None
+        return Path(match["path"]), inner, None, is_turned
     try:
         raw = dtypes.dtype_named(match["raw"])
     except ValueError:
@@ -267,7 +286,7 @@ def _parsed(text: str, name: str) -> tuple[Path, str | None, np.dtype[Any] | Non
             f"{name} ({text}): {match['raw']!r} is not a type that files keep as raw bytes, such "
             "as bfloat16 or float8_e4m3fn; other files say themselves what they hold"
         )
-    return Path(match["path"]), inner, raw
+    return Path(match["path"]), inner, raw, is_turned
 
 
 def _kind_of_output(path: Path) -> Literal["npy", "hdf5", "zarr"] | None:

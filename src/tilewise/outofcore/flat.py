@@ -130,6 +130,11 @@ class FlatFile:
         assert shape == self.shape or not self.is_fortran, "not a view of an F-ordered file"
         return replace(self, shape=shape)
 
+    def transposed(self) -> FlatFile:
+        """Return the same elements with the axes in the other order."""
+        is_fortran = len(self.shape) > 1 and not self.is_fortran
+        return replace(self, shape=self.shape[::-1], is_fortran=is_fortran)
+
     def mapped(self, folder: Path) -> NDArray[Any]:
         """Return the whole array as a read-only memory map; ``folder`` is for what has none."""
         if not self.nbytes:

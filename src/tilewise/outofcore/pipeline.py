@@ -62,7 +62,8 @@ def multiply_files(
         .npy files in C or Fortran order; Zarr arrays (``tilewise[zarr]``) and HDF5 datasets
         (``tilewise[hdf5]``), the one there is or ``"A.h5:/group/x"``; of any type and byte order
         that `matmul` takes. Files have bfloat16 and float8 as raw bytes; a name such as
-        ``"A.npy:bfloat16"`` says which. Or an object with ``shape``, ``dtype`` and slicing.
+        ``"A.npy:bfloat16"`` says which. ``"A.npy:T"`` is the transpose. Or an object with
+        ``shape``, ``dtype`` and slicing.
     out : path or store of an array (..., m, n)
         A .npy, .zarr or .h5 file, C-ordered. It appears, or replaces the one that is there, when
         all of it is written and durable; until then its data is in ``<out>.part`` beside it, and

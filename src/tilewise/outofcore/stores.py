@@ -62,6 +62,7 @@ class StoreMatrix:
     opened_as: Any = None  #: what ``stamp`` gave then
     part_bytes: int = LARGEST_PART
     added: tuple[int, ...] = ()  #: axes of length 1 that boxes have and the store has not
+    is_turned: bool = False  #: whether the store has the axes of boxes in the other order
     close: Callable[[], object] = lambda: None
     where: str = "file"
 
@@ -136,6 +137,12 @@ class StoreMatrix:
         chunks = widened(self.chunks, added)
         return replace(self, shape=shape, chunks=chunks, added=added, part_bytes=part_bytes)
 
+    def transposed(self) -> StoreMatrix:
+        """Return the same elements with the axes in the other order."""
+        return replace(
+            self, shape=self.shape[::-1], chunks=self.chunks[::-1], is_turned=not self.is_turned
+        )
+
     def mapped(self, folder: Path) -> NDArray[Any]:
         """Return the whole array as a memory map of a nameless file in ``folder``."""
         return spooled(self.shape, self.dtype, self.chunks, self._fetch, folder, self.name)
@@ -144,7 +151,12 @@ class StoreMatrix:
         """Return what tells this content from other, for a journal; None if nothing does."""
         if self.stamp is None:
             return None
-        return {"stamp": self.opened_as, "shape": list(self.shape), "dtype": str(self.dtype)}
+        return {
+            "stamp": self.opened_as,
+            "shape": list(self.shape),
+            "dtype": str(self.dtype),
+            "is_turned": self.is_turned,
+        }
 
     def check_unchanged(self) -> None:
         """Raise FileError if the store is known to have been written since it was opened."""
@@ -163,7 +175,7 @@ class StoreMatrix:
 
     def _fetch(self, part: Box) -> NDArray[Any]:
         try:
-            values = np.asarray(self.store[_without(part, self.added)])
+            values = np.asarray(self.store[self._stored(part)])
         except MemoryError:
             raise
         except Exception as error:
@@ -177,18 +189,25 @@ class StoreMatrix:
                 f"{self.name} gave {values.shape} {values.dtype} for {_place(part)}, "
                 f"which has {_sizes(part)} {self.dtype}"
             )
-        return values.reshape(_sizes(part))
+        return (values.T if self.is_turned else values).reshape(_sizes(part))
+
+    def _stored(self, box: Box) -> Box:
+        """Return a box as the store has it."""
+        box = _without(box, self.added)
+        return box[::-1] if self.is_turned else box
 
     def _blamed(self, part: Box) -> str:
         """Say which chunk of a part cannot be read."""
         if math.prod(self.chunks) == 1:
             return _place(part)
         for chunk in parts(part, self.chunks, 1):
+            at = self._stored(chunk)
             try:
-                self.store[_without(chunk, self.added)]
+                self.store[at]
             except Exception:
-                number = [p.start // size for p, size in zip(chunk, self.chunks, strict=True)]
-                return f"chunk {tuple(number)}, {_place(chunk)}"
+                chunks = chunks_of(self.store)
+                number = tuple(p.start // size for p, size in zip(at, chunks, strict=True))
+                return f"chunk {number}, {_place(at)}"
         return _place(part)
 
 

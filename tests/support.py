@@ -15,12 +15,10 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 
 
 def exact_integers(a: Array, b: Array, dtype: Any) -> Array:
-    """Return a @ b by Python integers, wrapped into ``dtype`` as C wraps."""
-    product = np.matmul(a.astype(object), b.astype(object))
-    width = 8 * np.dtype(dtype).itemsize
-    wrapped = np.vectorize(lambda v: int(v) % (1 << width), otypes=[object])(product)
-    unsigned = np.array(wrapped.tolist(), dtype=f"u{width // 8}").reshape(product.shape)
-    return unsigned.view(dtype) if np.dtype(dtype).kind == "i" else unsigned.astype(dtype)
+    """Return a @ b of integers, wrapped into ``dtype`` as C wraps: NumPy's loop modulo 2⁶⁴."""
+    product = np.matmul(a.astype(np.uint64), b.astype(np.uint64))
+    unsigned = product.astype(f"u{np.dtype(dtype).itemsize}")
+    return unsigned.view(dtype) if np.dtype(dtype).kind == "i" else unsigned
 
 
 def small_integers(

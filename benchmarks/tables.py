@@ -1,7 +1,8 @@
-"""The tables of docs/facts.md, made of the figures in benchmarks/results/.
+"""The tables of docs/facts.md and of README, made of the figures in benchmarks/results/.
 
-A table stands between ``<!-- NAME.json -->`` and ``<!-- end -->``; what is between them is written
-here and nowhere else, and a test compares the page with the files.
+A table stands between ``<!-- NAME.json -->`` and ``<!-- end -->``, and a choice from several files
+after ``<!-- chosen.json -->``. What is between is written here and nowhere else, and a test compares
+the pages with the files.
 """
 
 from __future__ import annotations
@@ -14,24 +15,56 @@ from typing import Any
 
 from benchmarks.harness import RESULTS
 
-PAGE = Path(__file__).parents[1] / "docs" / "facts.md"
+_ROOT = Path(__file__).parents[1]
+PAGES = (_ROOT / "README.md", _ROOT / "docs" / "facts.md")
+#: What README shows: a file, and a case in it.
+CHOSEN = (
+    ("hopper", "bfloat16 4096x4096x4096 NN"),
+    ("hopper", "bfloat16 16384x16384x16384 NN"),
+    ("hopper", "bfloat16 4097x4097x4097 NN"),
+    ("hopper", "bfloat16 16x8192x8192 NN"),
+    ("float32", "float32 8192x8192x8192 NN"),
+    ("float32", "float32 4097x4097x4097 NN"),
+    ("float32", "float32 16x8192x8192 NN"),
+    ("float32", "complex64 4096x4096x4096 NN"),
+    ("portable", "float64 8192x8192x8192 NN"),
+    ("portable", "float64 4097x4097x4097 NN"),
+    ("portable", "int8 8192x8192x8192 NT"),
+    ("portable", "int8 1000x1000x1000 NN"),
+    ("portable", "float8_e4m3fn 8192x8192x8192 NT"),
+)
 _PLACE = re.compile(r"(<!-- (\w+)\.json -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"-> {PAGE}")
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+        print(f"-> {page}")
 
 
 def filled(page: str) -> str:
     """Return a page with each of its tables made anew."""
 
     def table_of(place: re.Match[str]) -> str:
-        record = json.loads((RESULTS / f"{place[2]}.json").read_text(encoding="utf-8"))
-        made = table_of_calls(record) if record["name"] == "call" else table(record)
+        if place[2] == "chosen":
+            made = table({"cases": [case_of(*chosen) for chosen in CHOSEN]})
+        else:
+            record = recorded(place[2])
+            made = table_of_calls(record) if record["name"] == "call" else table(record)
         return f"{place[1]}\n{made}\n\n{place[3]}"
 
     return _PLACE.sub(table_of, page)
+
+
+def recorded(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return record
+
+
+def case_of(name: str, case: str) -> dict[str, Any]:
+    """Return what a file says of a case that was timed."""
+    timed = (each for each in recorded(name)["cases"] if "calls" in each)
+    return next(each for each in timed if each["case"] == case)
 
 
 def table(record: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The tables of docs/facts.md and of README, made of the figures in benchmarks/results/.
 
 A table stands between ``<!-- NAME.json -->`` and ``<!-- end -->``, and a choice from several files
-after ``<!-- chosen.json -->``. What is between is written here and nowhere else, and a test compares
+after ``<!-- chosen.json -->``. What is between is written here and nowhere else; a test compares
 the pages with the files.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from tests.gpu.support import download, upload
 from tests.problems import Problem, check, problems
@@ -11,7 +11,7 @@ from tests.problems import Problem, check, problems
 pytestmark = pytest.mark.gpu
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000)
 @given(problems())
 def test_B21_random_problems_are_exact(problem: Problem) -> None:
     check(problem, upload, download)

@@ -164,6 +164,7 @@ def test_layouts_of_operands_and_result(cuda: Any, rng: Any) -> None:
         ((500, 3, 3), (500, 3, 1)),
         ((1, 1, 30, 25), (25, 35)),
         ((4, 1, 25), (25, 35)),
+        ((4, 30, 25), (1, 25, 35)),
     ],
     ids=str,
 )
@@ -178,6 +179,18 @@ def test_batches_and_vectors(cuda: Any, rng: Any, a_shape: Any, b_shape: Any) ->
         if out is not None:
             tw.matmul(a, b, out=out, devices="cuda:0", memory=budget)
             assert (out == expected).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "complex64"])
+def test_foreign_byte_order_is_turned_on_the_way(cuda: Any, rng: Any, dtype: Any) -> None:
+    a, b = small_integers(rng, (40, 30), dtype), small_integers(rng, (30, 50), dtype)
+    foreign = np.dtype(dtype).newbyteorder()
+    for x, y in ((a.astype(foreign), b), (a, b.astype(foreign)), (a[::-1].astype(foreign), b)):
+        expected = exact(x.astype(dtype), y.astype(dtype))
+        assert (tw.matmul(x, y, devices="cuda:0") == expected).all()
+    out = np.zeros((40, 50), foreign)
+    tw.matmul(a, b, out=out, devices="cuda:0")
+    assert (out == exact(a, b)).all()
 
 
 def test_operands_of_odd_sizes_are_aligned_where_their_kernels_are_told_so(

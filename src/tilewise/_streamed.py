@@ -240,7 +240,7 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
             "this plan is for a product with the transpose of the same array; make a plan for these"
         )
     if streams.is_folded:
-        x = x.reshape(-1, x.shape[-1])
+        x, y = x.reshape(-1, x.shape[-1]), y[(0,) * (y.ndim - 2)]
         c = c.reshape(-1, c.shape[-1])  # a copy, if the matrices of out lie apart
     numbers = (1, 0, 0, 0), (1, 1, 0, 0)
 

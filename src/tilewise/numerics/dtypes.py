@@ -61,11 +61,9 @@ def canonical(dtype: DType, operand: str) -> DType:
     DTypeError
         For object, string, void, structured and date types, with what to do instead.
     """
-    if dtype.kind in "biufc" and dtype.isbuiltin:
-        return dtype.newbyteorder("=")
-    if is_narrow(dtype):
+    if is_narrow(dtype) and dtype.isnative:
         return dtype
-    if dtype.kind in "biufc":  # a built-in type in foreign byte order
+    if dtype.kind in "biufc":
         return dtype.newbyteorder("=")
     raise DTypeError(f"{operand} has dtype {dtype}, which cannot be multiplied: {_way_out(dtype)}")
 

@@ -39,7 +39,7 @@ _STREAMED_BYTES = 8 << 20
 _INTEGER_PIECE = 4096
 
 #: What one core copies between pageable and pinned memory, beside others; not all of 16 are felt.
-_CORE_BYTES_PER_S = 3e9
+_CORE_BYTES_PER_S = 2.6e9
 _MOST_CORES = 16
 
 #: What one core computes with NumPy's BLAS, by the type of the sums, and reads from memory; twice

@@ -46,8 +46,8 @@ class Rates:
     """
 
     bus_bytes: float = 52e9
-    host_bytes: float = 47e9
-    start_s: float = 3e-3  #: threads, streams and buffers
+    host_bytes: float = 42e9
+    start_s: float = 8e-3  #: threads, streams and buffers, and giving them back
     launch_s: float = 1e-4  #: to hand a launch and its panels from thread to thread
     multiprocessors: int = 132
     device_bytes: float = 4e12  #: of the device's memory, read and written
@@ -322,8 +322,8 @@ class Schedule:
         last = self.job.c_store(self.tile_m, self.tile_n).nbytes * self.at_once
         alone = (first + last) / rates.bus_bytes
         lines = count(self.job.m, self.tile_m), count(self.job.n, self.tile_n)
-        if self.order == "corner":  # what the last panel brings is computed when all is there
-            alone += bounds["compute"] / max(lines)
+        if self.order == "corner":  # each panel brings more work than the one before it
+            alone += bounds["compute"] / min(3, max(lines))
         outer = {"rows": 0, "columns": 1}.get(self.order)
         if outer is not None and (self.a_slots, self.b_slots)[outer] < min(lines[outer], 2):
             alone += (lines[outer] - 1) * first / rates.bus_bytes

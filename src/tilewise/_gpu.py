@@ -1,9 +1,10 @@
 """Products on a GPU: which kernels a plan launches, and launching them.
 
-Two families of kernels multiply: ``hopper`` (bfloat16 and float16 on Hopper's tensor cores) and
-``portable`` (everything else, everywhere). Both say for a problem what is launched, in which order,
-with which arguments; here problems are made of operands, launches are prepared once a plan, and a
-call passes pointers. Bits depend on the operands and K alone, whichever family it is.
+Three families of kernels multiply: ``hopper`` (bfloat16 and float16 on Hopper's tensor cores),
+``hopper_float32`` (float32 and complex64 there) and ``portable`` (everything else, everywhere).
+Each says for a problem what is launched, in which order, with which arguments; here problems are
+made of operands, launches are prepared once a plan, and a call passes pointers. Bits depend on the
+operands and K alone, whichever family it is.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ._operand import Operand, c_strides
 from .errors import BudgetError
 from .kernels import find, hopper_float32_plan, hopper_plan, portable_plan
 from .kernels.steps import Step, Strides
 from .runtime import memory, streams
-from .runtime.arrays import DeviceArray, contiguous_strides, copied, to_device, to_host
+from .runtime.arrays import DeviceArray, copied, to_device, to_host
 from .runtime.device import DeviceFacts, facts
 from .runtime.launch import Launch
 
 if TYPE_CHECKING:
-    from ._plan import Operand, Plan
+    from ._plan import Plan
 
 __all__ = [
     "Prepared",
@@ -225,7 +227,7 @@ def multiply_host(
         x = held.enter_context(to_device(a, index, stream))
         y = held.enter_context(to_device(b, index, stream))
         room = held.enter_context(memory.allocate(nbytes, index, stream, "the result"))
-        strides = contiguous_strides(plan.shape, plan.dtype.itemsize)
+        strides = c_strides(plan.shape, plan.dtype.itemsize)
         c = DeviceArray(room.pointer, plan.shape, strides, plan.dtype, index, False, room)
         assert plan.recipe is not None
         prepared(plan.recipe, index)((x.pointer, y.pointer, c.pointer), stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise._operand import c_strides
 from tilewise.errors import DeviceError, DTypeError
 
 from . import driver, streams
 from .device import current
 from .memory import allocate, write
 
-__all__ = ["DeviceArray", "contiguous_strides", "copied", "to_device", "to_host", "view"]
+__all__ = ["DeviceArray", "copied", "to_device", "to_host", "view"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def view(x: Any, name: str, stream: int | None) -> DeviceArray:
             f"multiple of {dtype.alignment} bytes; copy it"
         )
     if seen.strides is None:
-        strides = contiguous_strides(shape, dtype.itemsize)
+        strides = c_strides(shape, dtype.itemsize)
     else:
         strides = tuple(step * dtype.itemsize for step in seen.strides)
     span = sum(abs(step) * (n - 1) for n, step in zip(shape, strides, strict=True) if n > 1)
@@ -134,14 +134,15 @@ def to_device(x: NDArray[Any], index: int, stream: int) -> Iterator[DeviceArray]
 
 def to_host(x: DeviceArray, stream: int) -> NDArray[Any]:
     """Copy a device array to the host, after what is before it on the stream."""
+    if 0 in x.shape:
+        return np.empty(x.shape, x.dtype)
     low, high = x.extent
     raw = np.empty(high - low, np.uint8)
-    if raw.size:
-        doing = f"copying {raw.size} bytes from cuda:{x.index}"
-        with current(x.index) as cuda:
-            driver.check(cuda.cuMemcpyDtoHAsync(raw.ctypes.data, low, raw.size, stream), doing)
-        streams.synchronize(stream, x.index)
-    start = raw[x.pointer - low :][: x.dtype.itemsize].view(x.dtype) if raw.size else raw
+    doing = f"copying {raw.size} bytes from cuda:{x.index}"
+    with current(x.index) as cuda:
+        driver.check(cuda.cuMemcpyDtoHAsync(raw.ctypes.data, low, raw.size, stream), doing)
+    streams.synchronize(stream, x.index)
+    start = raw[x.pointer - low :][: x.dtype.itemsize].view(x.dtype)
     return np.lib.stride_tricks.as_strided(start, x.shape, x.strides)
 
 
@@ -159,8 +160,3 @@ def copied(x: DeviceArray, stream: int) -> Iterator[DeviceArray]:
         yield DeviceArray(
             place + x.pointer - low, x.shape, x.strides, x.dtype, x.index, True, memory
         )
-
-
-def contiguous_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
-    """Return the byte strides of a C-contiguous array."""
-    return tuple(item_bytes * math.prod(shape[i + 1 :]) for i in range(len(shape)))

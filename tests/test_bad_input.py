@@ -185,6 +185,16 @@ def test_B15_empty_operands_give_empty_results() -> None:
         assert not tw.matmul(np.ones((4, 0), dtype), np.ones((0, 3), dtype)).any()
 
 
+def test_an_empty_out_of_any_kind_is_taken() -> None:
+    class Mine(np.ndarray[Any, Any]):
+        owner = "me"
+
+    for shape in ((0, 3), (4, 3)):
+        out = np.full(shape, np.nan).view(Mine)
+        assert tw.matmul(np.ones((shape[0], 2)), np.ones((2, 3)), out=out) is out
+        assert (out == 2).all()
+
+
 @pytest.mark.parametrize(
     ("a", "b", "words"),
     [
@@ -310,6 +320,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: tw.matmul(ONES, ONES, devices="cuda:9"), DeviceError, "cuda:9"),
     (lambda: tw.matmul(ONES, ONES, devices=[]), OptionError, "devices="),
     (lambda: tw.matmul(ONES, ONES, devices=3), OptionError, "devices=3"),
+    (lambda: tw.matmul(ONES, ONES, devices=["cpu", "cpu"]), OptionError, "a device twice"),
     (lambda: tw.matmul(ONES, ONES, stream=object()), OptionError, "stream="),
     (lambda: tw.matmul(ONES, ONES, out=np.ones((3, 1))), ShapeError, "out "),
     (lambda: tw.matmul(ONES, ONES, out=np.ones((2, 2), "f4")), DTypeError, "out "),

@@ -275,6 +275,8 @@ def test_devices_that_make_no_sense_are_refused(cuda: Any) -> None:
     x = np.ones((4, 4), "float32")
     for devices, message in (
         (["cuda:0", "cuda:0"], "names a device twice"),
+        (["cpu", "cpu"], "names a device twice"),
+        (["cuda", "cuda:0"], "names a device twice"),
         (["cpu", "cuda:0"], "the CPU does not share a product with a GPU"),
     ):
         with pytest.raises(OptionError, match=message):

@@ -247,10 +247,12 @@ def _plan_for(
     names = None if devices is None else device_names(devices)
     is_on_gpu = hasattr(x, "owner")
     machine = None if is_on_gpu or updates else _machine_for(x, y, names, memory)
+    # Where the result goes matters to what writes it there, or copies it: how it lies there.
+    has_layout = is_on_gpu or (machine is not None and type(out) is np.ndarray)
     return _cached_plan(
         _key(x),
         _key(y),
-        None if out is None else _key(out) if _has_layout(out, machine) else _IN_HOST_MEMORY,
+        None if out is None else _key(out) if has_layout else _IN_HOST_MEMORY,
         updates,
         None if dtype is None else dtypes.dtype_named(dtype),
         precision,
@@ -259,11 +261,6 @@ def _plan_for(
         machine,
         _switch(verify, "verify"),
     )
-
-
-def _has_layout(out: Any, machine: Machine | None) -> bool:
-    """Say whether a plan depends on where the result goes: on how it lies there."""
-    return hasattr(out, "owner") or (machine is not None and type(out) is np.ndarray)
 
 
 def _key(x: Any) -> tuple[Any, ...]:
@@ -346,8 +343,6 @@ def _machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> 
             found.append(device.index_of(name))
         except DeviceError as error:
             raise DeviceError(f"device {name!r} was asked for, and {error}") from None
-    if len(set(found)) < len(found):
-        raise OptionError(f"devices={list(names or ())} names a device twice")
     gpus = tuple(device.facts(index) for index in found)
     return Machine(
         gpus,
@@ -463,7 +458,7 @@ def _switch(value: Any, name: str) -> bool:
 
 
 def device_names(devices: Any) -> tuple[str, ...]:
-    """Return the names in ``devices=``, or raise OptionError if one is none."""
+    """Return the devices in ``devices=``, each by its full name, or raise OptionError."""
     names = (devices,) if isinstance(devices, str) else devices
     try:
         names = tuple(names)
@@ -473,7 +468,12 @@ def device_names(devices: Any) -> tuple[str, ...]:
         raise OptionError(
             f"devices={devices!r} is not a device; give 'cpu', 'cuda:0' or a list of such names"
         )
+    found = []
     for name in names:
-        if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
+        match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+        if match is None:
             raise OptionError(f"device {name!r} is not 'cpu', 'cuda:0', 'cuda:1' and so on")
-    return names
+        found.append("cpu" if name == "cpu" else f"cuda:{int(match[1] or 0)}")
+    if len(set(found)) < len(found):
+        raise OptionError(f"devices={list(names)} names a device twice; name each once")
+    return tuple(found)

@@ -129,7 +129,8 @@ def adopt_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str)
         cannot be written, or if several of its elements share one place in memory.
     """
     view = adopt(out, name)
-    if type(out) is not np.ndarray and not np.shares_memory(view, adopt(out, name)):
+    is_copy = type(out) is not np.ndarray and not np.shares_memory(view, adopt(out, name))
+    if is_copy and view.size:
         raise DTypeError(f"{name} ({type(out).__name__}) cannot be written in place; pass an array")
     check_out(view, shape, dtype, name, view.flags.writeable)
     return view

@@ -41,7 +41,14 @@ def test_integers_wrap(rng: Any, dtype: str, size: int) -> None:
     info = np.iinfo(dtype)
     a = rng.integers(info.min, info.max, (size, 50), dtype=dtype, endpoint=True)
     c = rng.integers(info.min, info.max, (size, size), dtype=dtype, endpoint=True)
-    for alpha, beta in ((1, 1), (3, -1), (-1, -1), (2**40 + 1, 1), (info.max, info.max), (0, 5)):
+    for alpha, beta in (
+        (1, 1),
+        (3, -1),
+        (-1, -1),
+        (2**40 + 1, 1),
+        (info.max, info.max),
+        *((0, beta) for beta in (5, -1, 300, 2**63)),
+    ):
         result = c.copy()
         tw.gemm(a, a.T, result, alpha=alpha, beta=beta)
         product = np.matmul(a.astype(object), a.T.astype(object))
@@ -81,6 +88,17 @@ def test_alpha_and_beta_are_applied_before_the_one_rounding() -> None:
     c = np.zeros((1, 1), np.float16)
     tw.gemm(a, a.T, c, alpha=0.5)
     assert c[0, 0] == 32768
+
+
+@pytest.mark.parametrize("alpha", [0, 1])
+def test_a_factor_beyond_the_type_of_the_sums_is_inf_without_a_warning(alpha: float) -> None:
+    a, c = np.ones((3, 3), np.float32), np.ones((3, 3), np.float32)
+    tw.gemm(a, a, c, alpha=alpha, beta=1e300)
+    assert (c == np.inf).all()
+    tw.gemm(a, a, c, alpha=1e300)
+    assert (c == np.inf).all()
+    tw.gemm(a, np.full_like(a, np.nan), c, alpha=1e-300, beta=0)  # 0 in float32: not formed
+    assert (c == 0).all()
 
 
 def test_large_products_are_done_tile_by_tile(rng: Any) -> None:

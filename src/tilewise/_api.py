@@ -172,11 +172,13 @@ def gemm(
     p, q, r, handle = there
     if r is None:
         raise DTypeError("c is None; pass the array that the product is added to")
-    if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
-        p, q = p.without_terms(is_left=True), q.without_terms(is_left=False)
     made = _plan_for(p, q, r, True, None, precision, None, None, False)
     _arrays.check_out(r, made.shape, made.dtype, "c", not r.is_readonly)
-    _gpu.multiply(made, p, q, r, handle, *_scalars(alpha, beta, made))
+    alpha, beta = _scalars(alpha, beta, made)
+    if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
+        p, q = p.without_terms(is_left=True), q.without_terms(is_left=False)
+        made = _plan_for(p, q, r, True, None, precision, None, None, False)
+    _gpu.multiply(made, p, q, r, handle, alpha, beta)
     return c
 
 
@@ -224,8 +226,7 @@ def _update_on_host(made: Plan, x: Array, y: Array, target: Array, alpha: Any, b
     if _arrays.overlap(target, y):
         y = y.copy()
     if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
-        kept = np.zeros(made.shape, made.dtype) if beta == 0 else target * beta
-        np.copyto(target, kept, casting="unsafe")
+        _cpu.scale(made, target, beta)
     else:
         _cpu.execute(made, x, y, target, _cpu.Epilogue(alpha, beta))
 
@@ -431,7 +432,7 @@ def _scalars(alpha: Any, beta: Any, made: Plan) -> tuple[Any, Any]:
 
 
 def _scalar(value: Any, name: str, compute: np.dtype[Any]) -> Any:
-    """Return ``alpha`` or ``beta`` as a number of the kind the sums are, or raise."""
+    """Return ``alpha`` or ``beta`` as a number of the type the sums are, or raise."""
     number = np.asarray(value)
     if number.shape or number.dtype.kind not in "biufc":
         raise OptionError(f"{name}={value!r} is not a number")
@@ -445,7 +446,8 @@ def _scalar(value: Any, name: str, compute: np.dtype[Any]) -> Any:
         )
     if compute.kind in "iu":  # integers wrap, and so does what they are scaled by
         return (int(number) + 2**63) % 2**64 - 2**63
-    return number[()]
+    with np.errstate(all="ignore"):  # beyond that type it is Inf, and so are results
+        return compute.type(number)
 
 
 def _switch(value: Any, name: str) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ._plan import Plan
     from .outofcore.schedule import Tiles
 
-__all__ = ["Epilogue", "add_product", "execute", "finish", "new_sum"]
+__all__ = ["Epilogue", "add_product", "execute", "finish", "new_sum", "scale"]
 
 Array = NDArray[Any]
 
@@ -86,6 +86,16 @@ def finish(plan: Plan, total: Array, out: Array, epilogue: Epilogue = PLAIN) -> 
         if epilogue.beta != 0:
             total += out.astype(total.dtype) * kind(epilogue.beta)
     np.copyto(out, total, casting="unsafe")
+
+
+def scale(plan: Plan, out: Array, beta: Any) -> None:
+    """Compute ``out = beta·out`` in the type of the plan's sums; with 0 out is not read."""
+    if beta == 0:
+        out[...] = 0
+        return
+    with np.errstate(all="ignore"):
+        kind = new_sum(plan, ()).dtype
+        np.copyto(out, out.astype(kind) * kind.type(beta), casting="unsafe")
 
 
 def _by_panels(plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epilogue) -> Any:

@@ -58,6 +58,9 @@ def test_adoption_copies_nothing(library: ModuleType) -> None:
 def test_device_arrays_are_refused_by_name() -> None:
     with pytest.raises(DeviceError, match="a is in host memory, b is on cuda:0.*one place"):
         tw.matmul(np.ones((2, 2)), Tensor(np.ones((2, 2)), device=(2, 0)))
+    there = Tensor(np.ones((2, 2)), device=(2, 0))
+    with pytest.raises(DeviceError, match="c is in host memory; operands and c must"):
+        tw.gemm(there, there, np.ones((2, 2)))
 
 
 def test_two_libraries_have_no_common_kind(library: ModuleType) -> None:

@@ -106,6 +106,8 @@ def test_out_is_checked_before_anything_runs() -> None:
         make_plan(a, a, out=on((4, 5), "float32"), gpu=gpu())
     with pytest.raises(DTypeError, match="out"):
         make_plan(a, a, out=on((4, 4), "float64"), gpu=gpu())
+    with pytest.raises(ShapeError, match="^c "):
+        make_plan(a, a, out=on((4, 5), "float32"), updates=True, gpu=gpu())
 
 
 def test_vectors_are_matrices_of_one_row_or_column() -> None:

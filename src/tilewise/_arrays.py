@@ -25,7 +25,6 @@ __all__ = [
     "adopt_out",
     "check_out",
     "common_library",
-    "device_of",
     "empty_like",
     "give_back",
     "is_group",
@@ -186,30 +185,6 @@ def common_library(*operands: Any) -> ModuleType | None:
     return sys.modules.get(names.pop()) if names else None
 
 
-def device_of(*arrays: Any) -> int | None:
-    """Return the GPU whose memory the arrays are in, or None for host memory.
-
-    Raises
-    ------
-    DeviceError
-        If they are not all in one place.
-    """
-    for x in arrays:
-        if x is not None and type(x) is not np.ndarray:
-            break
-    else:
-        return None
-    named = zip(("a", "b", "out"), arrays, strict=False)
-    places = {name: _place(x) for name, x in named if x is not None}
-    if len(set(places.values())) > 1:
-        said = ", ".join(
-            f"{name} is in host memory" if index is None else f"{name} is on cuda:{index}"
-            for name, index in places.items()
-        )
-        raise DeviceError(f"{said}; operands and out must be in one place: copy one of them there")
-    return next(iter(places.values()))
-
-
 def on_device(
     a: Any, b: Any, out: Any, stream: Any, out_name: str = "out"
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray | None, int] | None:
@@ -223,7 +198,7 @@ def on_device(
     DTypeError, OptionError, DeviceError
         Naming the operand. A stream beside arrays in host memory is refused.
     """
-    index = device_of(a, b, out)
+    index = _device_of(a, b, out, out_name)
     if index is None:
         if stream is not None:
             raise no_stream(stream)
@@ -287,6 +262,29 @@ def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
             except np.exceptions.TooHardError:
                 return True
     return False
+
+
+def _device_of(a: Any, b: Any, out: Any, out_name: str) -> int | None:
+    """Return the GPU whose memory the arrays are in, or None for host memory.
+
+    Raises
+    ------
+    DeviceError
+        If they are not all in one place.
+    """
+    if type(a) is type(b) is np.ndarray and (out is None or type(out) is np.ndarray):
+        return None
+    named = (("a", a), ("b", b), (out_name, out))
+    places = {name: _place(x) for name, x in named if x is not None}
+    if len(set(places.values())) > 1:
+        said = ", ".join(
+            f"{name} is in host memory" if index is None else f"{name} is on cuda:{index}"
+            for name, index in places.items()
+        )
+        raise DeviceError(
+            f"{said}; operands and {out_name} must be in one place: copy one of them there"
+        )
+    return next(iter(places.values()))
 
 
 def _adopt_device(x: Any, name: str, stream: int, is_out: bool = False) -> DeviceArray:

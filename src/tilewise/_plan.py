@@ -235,7 +235,7 @@ def make_plan(
     dtype : numpy.dtype, optional
         Result type, computed without overflow on the way.
     precision : {None, "ieee", "tf32", "fp64-int8"}
-        Less than the default promise is allowed only by name; this version never gives less.
+        Less than the default promise is allowed only by name; the plan says what is given.
     memory_bytes : int, optional
         What tilewise may hold where it computes: the result, unless ``out`` is given, and its
         workspace; of host operands that a GPU multiplies, their copies or pinned memory too.
@@ -384,7 +384,7 @@ def _on_gpu(
             held += x.stored_bytes
         operands.append(x)
     if out is not None and out.where != "memory":
-        check_out(out, plan.shape, plan.dtype, "out", True)
+        check_out(out, plan.shape, plan.dtype, "c" if updates else "out", True)
         plan = replace(plan, out=out)
     else:
         # A result that goes back to the host is held on the GPU whoever holds it there.

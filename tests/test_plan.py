@@ -101,6 +101,21 @@ def test_the_budget_decides_and_the_refusal_has_the_numbers() -> None:
     assert tw.plan(a, a, memory="1MiB", out=np.empty((1000, 1000), "f2")).held_bytes <= 1 << 20
 
 
+def test_a_result_that_is_checked_before_it_goes_into_out_is_held() -> None:
+    a, out = shape_only(1000, 1000, dtype="float32"), np.empty((1000, 1000), np.float32)
+    assert tw.plan(a, a, out=out).held_bytes == 0
+    assert tw.plan(a, a, out=out, verify=True).held_bytes == 4_000_000
+    with pytest.raises(tw.TilewiseError, match="without verify="):
+        tw.plan(a, a, out=out, verify=True, memory="1MB")
+
+
+def test_a_refused_budget_names_no_way_out_that_was_taken() -> None:
+    a, out = shape_only(300, 300, dtype="float16"), np.empty((300, 300), np.float16)
+    with pytest.raises(tw.TilewiseError, match="is computed with at least 24 B") as caught:
+        tw.plan(a, a, out=out, memory=10)
+    assert "out=" not in str(caught.value)
+
+
 def test_percentages_are_of_this_machine() -> None:
     a = shape_only(4, 4)
     assert tw.plan(a, a, memory="50%").held_bytes == 64

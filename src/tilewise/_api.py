@@ -70,8 +70,8 @@ def matmul(
         By default the stream their library works on now (torch, CuPy), or CUDA's default stream.
     memory : int or str, optional
         Budget for what tilewise itself holds, on the host and on each device: the result, unless
-        ``out`` is given, and its workspace; on a GPU that multiplies host operands, what of them is
-        there at a time. Bytes, or text such as "2GiB" or "80%".
+        ``out`` is given without ``verify``, and its workspace; on a GPU that multiplies host
+        operands, what of them is there at a time. Bytes, or text such as "2GiB" or "80%".
     devices : str or list of str, optional
         "cpu", "cuda:0", or for host operands several GPUs. By default operands are multiplied
         where they are, and large ones on the host by a GPU if that is expected to be done well

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .errors import OptionError
+from .errors import BudgetError, OptionError
 
-__all__ = ["available_bytes", "format_bytes", "parse_budget", "total_bytes"]
+__all__ = ["available_bytes", "format_bytes", "over_budget", "parse_budget", "total_bytes"]
 
 _UNITS = {
     "": 1,
@@ -73,6 +73,38 @@ def format_bytes(count: int) -> str:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, 5)
     return f"{count / 1024**power:.2f} {'KMGTP'[power - 1]}iB"
+
+
+def over_budget(
+    result: str, result_bytes: int, rest_bytes: int, budget_bytes: int, *, verify: bool
+) -> BudgetError:
+    """Return the error for a product that a budget does not hold.
+
+    Parameters
+    ----------
+    result : str
+        Shape and type of the result.
+    result_bytes : int
+        What is held of it; 0 where the caller's ``out`` takes it.
+    rest_bytes : int
+        The least that it is computed with.
+    budget_bytes : int
+    verify : bool
+        Whether it is held because it is checked before it goes into ``out``.
+    """
+    rest, budget = format_bytes(rest_bytes), format_bytes(budget_bytes)
+    if not result_bytes:
+        return BudgetError(
+            f"the result {result} is computed with at least {rest}, and memory= allows {budget}; "
+            "raise the budget"
+        )
+    way_out = "pass out=np.memmap(...) to write the result to a file"
+    if verify:
+        way_out += ", without verify=, which holds it until it is checked"
+    return BudgetError(
+        f"the result {result} takes {format_bytes(result_bytes)} and what it is computed with at "
+        f"least {rest}, and memory= allows {budget}; raise the budget, or {way_out}"
+    )
 
 
 def total_bytes() -> int:

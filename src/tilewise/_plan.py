@@ -16,7 +16,7 @@ from . import _memory
 from ._arrays import check_out
 from ._operand import Operand, c_strides, result_shape
 from ._run import run
-from .errors import BudgetError, DTypeError, OptionError
+from .errors import DTypeError, OptionError
 from .numerics import bounds, dtypes
 from .outofcore.schedule import Tiles, choose_tiles
 
@@ -77,7 +77,7 @@ class Plan:
     tiles: Tiles | None  #: None where one call of np.matmul does all
     matrices_at_once: int  #: of a batch
     workspace_bytes: int
-    held_bytes: int  #: result (unless given by out=) and workspace
+    held_bytes: int  #: result (unless out= takes it as it is computed) and workspace
     moved_bytes: int  #: operands read once and result written once, in main memory
     bound: bounds.Bound
     bits: str
@@ -237,8 +237,9 @@ def make_plan(
     precision : {None, "ieee", "tf32", "fp64-int8"}
         Less than the default promise is allowed only by name; the plan says what is given.
     memory_bytes : int, optional
-        What tilewise may hold where it computes: the result, unless ``out`` is given, and its
-        workspace; of host operands that a GPU multiplies, their copies or pinned memory too.
+        What tilewise may hold where it computes: the result, unless ``out`` takes it as it is
+        computed, and its workspace; of host operands that a GPU multiplies, their copies or pinned
+        memory too.
     out : Operand, optional
         Where the result goes, if the caller says.
     updates : bool
@@ -267,6 +268,8 @@ def make_plan(
             f"verify=True checks types up to float64 and complex128, and {a.name or 'a'} @ "
             f"{b.name or 'b'} is summed in {compute}; leave it out, or convert the operands"
         )
+    if verify and out is not None and out.where == "memory":
+        out = None  # which gets a copy of the result once it is checked
     result_bytes = math.prod(shape) * result.itemsize
     held_bytes = 0 if out is not None else result_bytes
     plan = Plan(
@@ -308,11 +311,9 @@ def make_plan(
         less = f"precision {precision!r} allows less; this gives the full bound"
         plan = replace(plan, why=(*plan.why, less))
     if memory_bytes is not None and plan.held_bytes > memory_bytes:
-        size = _memory.format_bytes
-        raise BudgetError(
-            f"the result {shape} {result} takes {size(held_bytes)} and what it is computed with at "
-            f"least {size(plan.held_bytes - held_bytes)}, and memory= allows {size(memory_bytes)}; "
-            "raise the budget, or pass out=np.memmap(...) to write the result to a file"
+        rest_bytes = plan.held_bytes - held_bytes
+        raise _memory.over_budget(
+            f"{shape} {result}", held_bytes, rest_bytes, memory_bytes, verify=verify
         )
     return plan
 

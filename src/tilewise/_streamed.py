@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._memory import format_bytes
+from ._memory import format_bytes, over_budget
 from .errors import BudgetError, OptionError
 from .outofcore.device_choice import choose, deal, least_bytes, sample
 from .outofcore.device_pipeline import Device, Share, Threads
@@ -155,7 +155,7 @@ def plan_streams(
     dtypes : pair of numpy.dtype
         Of a and b, in the machine's byte order.
     memory_bytes : int, optional
-        What may be held on the host: the result, unless ``out`` is given, and pinned memory.
+        What may be held on the host: the result, unless ``out`` takes it, and pinned memory.
     out : Operand, optional
 
     Raises
@@ -181,11 +181,12 @@ def plan_streams(
     room = None if memory_bytes is None else (memory_bytes - result_bytes) // len(parts)
     threads = Threads.suited(moved, cores // len(parts), room)
     if room is not None and threads.ring_bytes > room:
-        raise BudgetError(
-            f"the result {plan.shape} {plan.dtype} takes {format_bytes(result_bytes)} and what it "
-            f"is computed with at least {format_bytes(len(parts) * threads.ring_bytes)}, and "
-            f"memory= allows {format_bytes(memory_bytes or 0)}; raise the budget, or pass "
-            "out=np.memmap(...) to write the result to a file"
+        raise over_budget(
+            f"{plan.shape} {plan.dtype}",
+            result_bytes,
+            len(parts) * threads.ring_bytes,
+            memory_bytes or 0,
+            verify=plan.verify,
         )
     streams = Streams(
         parts=tuple(parts), threads=threads, is_folded=is_folded, most_pinned=memory_bytes

@@ -396,7 +396,7 @@ def _hopper(
         inner=batch[1],
         dtype=_HOPPER_TYPES[names[0]],
         out=_HOPPER_TYPES[names[2]],
-        has_beta=updates,
+        updates=updates,
     )
 
 
@@ -437,5 +437,5 @@ def _hopper_float32(
         inner=axes[-1].size,
         dtype="fp32" if kind == "f" else "c64",
         precision="tf32" if precision == "tf32" else None,
-        has_beta=updates,
+        updates=updates,
     )

@@ -220,7 +220,7 @@ def test_alpha_and_beta_reach_every_element_once(k: int) -> None:
         small(a, 1), small(b, 2)
         a.view[0, 0, 33, -1] = b.view[0, 0, 3, 50] = TINY
         old = small(out, 3).view.copy()
-        found = result(a, b, out, has_beta=True, alpha=-2.0, beta=0.5)
+        found = result(a, b, out, updates=True, alpha=-2.0, beta=0.5)
         expected = -2 * np.matmul(a.view.astype(float), b.view.astype(float)) + 0.5 * old
         close_to(found, expected.astype(np.float32))
 

@@ -95,7 +95,7 @@ class Stack:
         return Strides(*steps, is_aligned=self.first * self.flat.itemsize % 16 == 0)
 
 
-def problem(a: Stack, b: Stack, c: Stack, *, has_beta: bool = False) -> Problem:
+def problem(a: Stack, b: Stack, c: Stack, *, updates: bool = False) -> Problem:
     names = {dtype_of(name): name for name in ("bf16", "fp16", "fp32")}
     outer, inner, m, n = c.view.shape
     return Problem(
@@ -109,7 +109,7 @@ def problem(a: Stack, b: Stack, c: Stack, *, has_beta: bool = False) -> Problem:
         inner=inner,
         dtype=names[a.flat.dtype],
         out=names[c.flat.dtype],
-        has_beta=has_beta,
+        updates=updates,
     )
 
 
@@ -278,7 +278,7 @@ def test_alpha_and_beta(out: str, k: int) -> None:
         c = Stack.dense(70, 136, out)
         if beta:
             filled(c, 3, -64, 64)
-        p = problem(a, b, c, has_beta=True)
+        p = problem(a, b, c, updates=True)
         expected = 2 * exact(a, b) + (beta * c.view.astype(np.float64) if beta else 0)
         for choice in choices(p):
             found = result(p, choice, a, b, c, alpha=2, beta=beta)

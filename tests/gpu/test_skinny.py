@@ -52,7 +52,7 @@ def on_hopper(request: pytest.FixtureRequest) -> None:
         missing(request.config, str(error))
 
 
-def problem(a: Stack, b: Stack, c: Stack, *, has_beta: bool = False) -> Problem:
+def problem(a: Stack, b: Stack, c: Stack, *, updates: bool = False) -> Problem:
     outer, inner, m, n = c.view.shape
     return Problem(
         m=m,
@@ -63,7 +63,7 @@ def problem(a: Stack, b: Stack, c: Stack, *, has_beta: bool = False) -> Problem:
         c=c.strides,
         outer=outer,
         inner=inner,
-        has_beta=has_beta,
+        updates=updates,
     )
 
 
@@ -310,7 +310,7 @@ def test_alpha_and_beta(k: int) -> None:
         c = Stack.dense(20, 136, "fp32")
         if beta:
             filled(c, 3, -64, 64)
-        p = problem(a, b, c, has_beta=True)
+        p = problem(a, b, c, updates=True)
         expected = 2 * exact(a, b) + (beta * c.view.astype(np.float64) if beta else 0)
         for choice in every_way(p):
             np.testing.assert_array_equal(result(p, choice, a, b, c, 2, beta), expected)

@@ -70,7 +70,7 @@ PROBLEMS = {
     "odd": square(129, 131, 97),
     "one row": square(1, 700, 64),
     "by columns": square(300, 200, 1000, a=dense(300, 1000, by_rows=False)),
-    "beta": square(128, 128, 128, has_beta=True),
+    "beta": square(128, 128, 128, updates=True),
     "long K": square(128, 128, LONGEST_CHAIN + 1),
     "tf32": square(512, 512, 3000, precision="tf32"),
     "complex": square(100, 100, 100, dtype="c64"),
@@ -202,7 +202,7 @@ def test_tma_writes_only_what_it_can() -> None:
     assert way(square(200, 102, 200, dtype="c64")) == "multiply_2"
     for p in (
         square(200, 201, 200),
-        square(200, 200, 200, has_beta=True),
+        square(200, 200, 200, updates=True),
         square(200, 200, 200, c=Strides(0, 0, 201, 1)),
         square(200, 200, 200, c=Strides(0, 0, 400, 2)),
         square(200, 200, 200, c=Strides(0, 0, -200, 1)),

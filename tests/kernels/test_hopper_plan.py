@@ -166,7 +166,7 @@ def test_operands_that_it_cannot_read_are_packed(strides: Strides, why: str) -> 
         ({"c": Strides(0, 0, 272, 2)}, "every second column"),
         ({"c": Strides(0, 0, -136, 1)}, "rows in reverse"),
         ({"n": 135, "c": Strides(0, 0, 136, 1)}, "rows end within 16 bytes"),
-        ({"has_beta": True}, "beta reads C"),
+        ({"updates": True}, "beta reads C"),
         ({"out": "fp32"}, "another type"),
     ],
 )
@@ -226,7 +226,7 @@ def steps(draw: st.DrawFn, rows: int, columns: int, *, repeats: bool) -> tuple[i
 @given(st.data(), st.sampled_from(["fp16", "fp32"]), st.booleans(), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_launches_make_the_product_and_touch_nothing_else(
-    data: st.DataObject, out: str, has_beta: bool, is_long: bool
+    data: st.DataObject, out: str, updates: bool, is_long: bool
 ) -> None:
     m, n, k = data.draw(st.tuples(some_sizes, some_sizes, st.integers(1, 70)))
     k = k + 130 if is_long else k
@@ -244,9 +244,9 @@ def test_launches_make_the_product_and_touch_nothing_else(
     )
     for x in (a, b):
         x.view[...] = rng.integers(-1, 2, x.view.shape)
-    alpha, beta = (0.5, 2.0) if has_beta else (1.0, 0.0)
+    alpha, beta = (0.5, 2.0) if updates else (1.0, 0.0)
     expected = alpha * np.matmul(a.view, b.view, dtype=np.float64)
-    if has_beta:
+    if updates:
         c.view[...] = rng.integers(-8, 9, c.view.shape)
         expected += beta * c.view
     p = Problem(
@@ -260,7 +260,7 @@ def test_launches_make_the_product_and_touch_nothing_else(
         inner=inner,
         dtype="fp16",
         out=out,
-        has_beta=has_beta,
+        updates=updates,
     )
     before = c.flat.copy()
     with pytest.MonkeyPatch.context() as patched:

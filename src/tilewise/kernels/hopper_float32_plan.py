@@ -57,7 +57,7 @@ class Problem:
     """C = alpha·A·B + beta·C over two batch axes, a: m×k, b: k×n, c: m×n, none of them empty.
 
     All are float32, or all are complex64. Strides are in elements, 0 along a batch axis on which
-    one matrix serves all. ``has_beta`` says that alpha may be other than 1, or beta other than 0,
+    one matrix serves all. ``updates`` says that alpha may be other than 1, or beta other than 0,
     both real: launches are then given them as `Number` 0 and 1. K is at least `LEAST_K`.
     """
 
@@ -70,7 +70,7 @@ class Problem:
     outer: int = 1
     inner: int = 1
     dtype: Literal["fp32", "c64"] = "fp32"
-    has_beta: bool = False
+    updates: bool = False
     precision: Literal["tf32"] | None = None
 
     @property
@@ -180,7 +180,7 @@ def _cut(p: Problem, at: _Start, axis: str, first: int, count: int) -> tuple[Pro
         b=b,
         c=c,
         dtype=p.dtype,
-        has_beta=p.has_beta,
+        updates=p.updates,
         precision=p.precision,
     )
     return part, _Start(at.a + a_at, at.b + b_at, at.c + c_at)
@@ -280,7 +280,7 @@ class _Tiles:
 
     @property
     def _alpha_beta(self) -> _Arguments:
-        if self._p.has_beta:
+        if self._p.updates:
             return {"alpha": Number(0), "beta": Number(1)}
         return {"alpha": 1.0, "beta": 0.0}
 
@@ -444,7 +444,7 @@ class _Tiles:
             if size > 1
         ]
         return (
-            not p.has_beta
+            not p.updates
             and p.c.is_aligned
             and (p.c.col == 1 or p.n == 1)
             and self._n % _VECTOR == 0

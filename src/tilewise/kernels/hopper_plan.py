@@ -65,7 +65,7 @@ class Problem:
     inner: int = 1
     dtype: str = "bf16"
     out: str = "bf16"
-    has_beta: bool = False
+    updates: bool = False
 
     @property
     def transposed(self) -> Problem:
@@ -261,7 +261,7 @@ def _single(
     """Return how one kernel computes the rows and columns of ``base``, if it can."""
     p = _cut(p, base)
     pieces, _ = chains(p.k)
-    is_plain = pieces == 1 and not p.has_beta and p.out == p.dtype
+    is_plain = pieces == 1 and not p.updates and p.out == p.dtype
     # TMA reads to the element, but writes rows in whole vectors, over what lies behind C.
     is_mapped = is_plain and p.n % _VECTOR == 0 and _fits_tma(p.c, p, p.m, p.n)
     if (
@@ -302,7 +302,7 @@ def _weigh(
         tile_us += times.any_us * rows * columns
     steps = math.ceil((chains(p.k)[1] if parts > 1 else p.k) / _TILE_K)
     flop = 2 * waves * multiprocessors * rows * columns * steps * _TILE_K
-    moved = p.m * p.n * p.outer * p.inner * (4 if p.out == "fp32" else 2) * (1 + p.has_beta)
+    moved = p.m * p.n * p.outer * p.inner * (4 if p.out == "fp32" else 2) * (1 + p.updates)
     moved += _operand_bytes(p, p.a, p.m) + _operand_bytes(p, p.b, p.n)
     a_pitch = p.a.row if kernel.a_along_k else p.a.col
     b_pitch = p.b.col if kernel.b_along_k else p.b.row

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from tests.gpu.conftest import BUILT
 from tilewise import kernels
 from tilewise.errors import DeviceError
+from tilewise.kernels.steps import Number, Pointer, Tensor
 from tilewise.runtime import device, driver, launch, memory, streams
-from tilewise.runtime.launch import Launch, Number, Pointer, Tensor
+from tilewise.runtime.launch import Launch
 
 pytestmark = pytest.mark.gpu
 

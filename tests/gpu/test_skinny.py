@@ -24,9 +24,9 @@ from tilewise.errors import DeviceError
 from tilewise.kernels import skinny_plan
 from tilewise.kernels.hopper_float32_plan import Choice, Problem, choices
 from tilewise.kernels.hopper_plan import LONGEST_CHAIN, chains
+from tilewise.kernels.steps import Pointer
 from tilewise.numerics import schemes
 from tilewise.runtime import device, memory, streams
-from tilewise.runtime.arguments import Pointer
 from tilewise.runtime.launch import Launch
 
 pytestmark = pytest.mark.gpu

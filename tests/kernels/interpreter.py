@@ -21,7 +21,7 @@ from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
 from tilewise.kernels.compile import Variant
-from tilewise.runtime.launch import Number, Pointer
+from tilewise.kernels.steps import Number, Pointer
 
 _NUMBERS = {
     "i32": (np.int32, tl.int32),

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from tilewise.kernels.portable_table import BYTES_TILES, Kernel
-from tilewise.runtime.arguments import Pointer, Tensor
+from tilewise.kernels.steps import Pointer, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tilewise.errors import BudgetError
 from tilewise.kernels.hopper_float32_plan import LEAST_K, Choice, Problem, choices, choose
 from tilewise.kernels.hopper_plan import LONGEST_CHAIN, chains
-from tilewise.kernels.steps import Step, Strides, round_up
+from tilewise.kernels.steps import Number, Pointer, Step, Strides, Tensor, round_up
 from tilewise.numerics import schemes
-from tilewise.runtime.arguments import Number, Pointer, Tensor
 
 NAMES = ("split_rows", "split_pieces", "multiply", "repair")
 SKINNY_NAMES = ("split_rows", "skinny", "list_flagged", "repair")

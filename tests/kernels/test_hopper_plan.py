@@ -29,8 +29,7 @@ from tilewise.kernels.hopper_plan import (
     launches,
 )
 from tilewise.kernels.hopper_table import KERNELS, Kernel, Times
-from tilewise.kernels.steps import Strides
-from tilewise.runtime.arguments import Number, Pointer, Tensor
+from tilewise.kernels.steps import Number, Pointer, Strides, Tensor
 
 MARGIN = 64
 

@@ -21,8 +21,7 @@ from tilewise.kernels.hopper_float32_plan import Problem
 from tilewise.kernels.hopper_plan import LONGEST_CHAIN
 from tilewise.kernels.skinny_plan import Choice, choices, choose, launches, suits
 from tilewise.kernels.skinny_table import KERNELS, SUMMED_TILE
-from tilewise.kernels.steps import Room, Step, Strides
-from tilewise.runtime.arguments import Pointer, Tensor
+from tilewise.kernels.steps import Pointer, Room, Step, Strides, Tensor
 
 Array = NDArray[Any]
 

@@ -12,8 +12,9 @@ import pytest
 
 from tilewise.errors import DeviceError
 from tilewise.kernels import Built, Parameter
+from tilewise.kernels.steps import Argument, Number, Pointer, Tensor
 from tilewise.runtime import driver
-from tilewise.runtime.arguments import Argument, Number, Packed, Pointer, Tensor
+from tilewise.runtime.arguments import Packed
 
 MAP = {"data_type": 9, "swizzle": 3, "block_size": [64, 64]}
 

@@ -22,12 +22,11 @@ from tilewise.numerics.schemes import (
     column_exponents,
     fp16x3_threshold,
 )
-from tilewise.runtime.arguments import Argument, Number, Pointer, Tensor
 
 from . import skinny_plan
 from .hopper_float32_table import LONGEST_K, PIECE_TILES, ROW_TILES, TILE
 from .hopper_plan import chains
-from .steps import Room, Step, Strides, round_up
+from .steps import Argument, Number, Pointer, Room, Step, Strides, Tensor, round_up
 
 __all__ = ["LEAST_K", "Choice", "Problem", "choices", "choose"]
 

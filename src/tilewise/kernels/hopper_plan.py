@@ -12,10 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tilewise.runtime.arguments import Argument, Number, Pointer, Tensor
-
 from .hopper_table import KERNELS, PACKED_TILE, SUMMED_TILE, Kernel, Times
-from .steps import Room, Step, Strides, round_up
+from .steps import Argument, Number, Pointer, Room, Step, Strides, Tensor, round_up
 
 __all__ = [
     "Choice",

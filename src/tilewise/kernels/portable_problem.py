@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilewise.runtime.arguments import Pointer, Tensor
-
 from .portable_table import Kernel
-from .steps import Strides, round_up
+from .steps import Pointer, Strides, Tensor, round_up
 
 __all__ = ["Operand", "Problem"]
 

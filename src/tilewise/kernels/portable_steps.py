@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tilewise.runtime.arguments import Argument, Number, Pointer
-
 from .portable_problem import Operand, Problem
 from .portable_table import (
     BYTES_TILES,
@@ -23,7 +21,7 @@ from .portable_table import (
     Kernel,
     fixed_arguments,
 )
-from .steps import Step, Strides, round_up
+from .steps import Argument, Number, Pointer, Step, Strides, round_up
 
 __all__ = ["Chunk", "Steps"]
 

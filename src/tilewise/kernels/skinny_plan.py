@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilewise.numerics.schemes import PIECE, column_exponents, fp16x3_threshold
-from tilewise.runtime.arguments import Argument, Pointer, Tensor
 
 from .hopper_plan import chains
 from .skinny_table import (
@@ -27,7 +26,7 @@ from .skinny_table import (
     TILE_US,
     Kernel,
 )
-from .steps import Room, Step, Strides, round_up
+from .steps import Argument, Pointer, Room, Step, Strides, Tensor, round_up
 
 if TYPE_CHECKING:
     from .hopper_float32_plan import Problem

@@ -9,9 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from tilewise.runtime.arguments import Argument, Number, Pointer, Tensor
-
-__all__ = ["Room", "Step", "Strides", "round_up"]
+__all__ = [
+    "Argument",
+    "Number",
+    "Pointer",
+    "Room",
+    "Step",
+    "Strides",
+    "Tensor",
+    "round_up",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,39 @@ class Strides:
     @property
     def transposed(self) -> Strides:
         return replace(self, row=self.col, col=self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """The pointer of a call's ``operand``-th array, some bytes on."""
+
+    operand: int
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number given with each call, its ``position``-th."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A call's ``operand``-th array with its shape, and its strides in elements.
+
+    For a tensor map the last stride is 1 and the others are multiples of 16 bytes.
+    """
+
+    operand: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+    offset_bytes: int = 0
+
+
+#: What a parameter of a kernel may be given; a plain number is one that never changes.
+Argument = Number | Pointer | Tensor | float
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,15 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tilewise.errors import DeviceError
 from tilewise.kernels import Built, Parameter
+from tilewise.kernels.steps import Argument, Number, Pointer, Tensor
 
 from . import driver
 
-__all__ = ["Argument", "Number", "Packed", "Pointer", "Tensor"]
+__all__ = ["Packed"]
 
 _FORMATS = {
     **dict(zip(("i1", "i8", "i16", "i32", "i64"), "bbhiq", strict=True)),
@@ -31,39 +31,6 @@ _MAP_BYTES = 128
 _MAP_ALIGNMENT = 64  # of CUtensorMap, by the driver's reference
 _MOST_MAPS = 64  # of one array at different addresses
 _MAP_ADDRESS_ALIGNMENT = 16  # of the array that a map describes
-
-
-@dataclass(frozen=True, slots=True)
-class Pointer:
-    """The pointer of a call's ``operand``-th array, some bytes on."""
-
-    operand: int
-    offset_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number given with each call, its ``position``-th."""
-
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A call's ``operand``-th array with its shape, and its strides in elements.
-
-    For a tensor map the last stride is 1 and the others are multiples of 16 bytes.
-    """
-
-    operand: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    item_bytes: int
-    offset_bytes: int = 0
-
-
-#: What a parameter of a kernel may be given; a plain number is one that never changes.
-Argument = Number | Pointer | Tensor | float
 
 
 class Packed:

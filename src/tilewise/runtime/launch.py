@@ -12,12 +12,13 @@ from typing import Any
 
 from tilewise.errors import DeviceError
 from tilewise.kernels import Built, Parameter
+from tilewise.kernels.steps import Argument, Tensor
 
 from . import driver
-from .arguments import Argument, Number, Packed, Pointer, Tensor
+from .arguments import Packed
 from .device import current, facts, primary_context
 
-__all__ = ["Argument", "Launch", "Number", "Pointer", "Tensor", "load"]
+__all__ = ["Launch", "Tensor", "load"]
 
 _SHARED_WITHOUT_ASKING = 48 * 1024
 

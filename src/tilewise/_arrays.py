@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ._libraries import check_torch, extension_dtype, known_library, library_name
 from .errors import DeviceError, DTypeError, OptionError, ShapeError, TilewiseError, describe
+from .numerics.dtypes import is_extension
 
 if TYPE_CHECKING:
     from .runtime.arrays import DeviceArray
@@ -348,7 +349,7 @@ def _adopt_torch(x: Any, name: str) -> NDArray[Any]:
 
 
 def _to_torch(result: NDArray[Any], torch: ModuleType) -> Any:
-    if result.dtype.isbuiltin == 1:
+    if not is_extension(result.dtype):
         return torch.from_numpy(result)
     carrier = np.int16 if result.dtype.itemsize == 2 else np.uint8
     return torch.from_numpy(result.view(carrier)).view(getattr(torch, result.dtype.name))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ._memory import format_bytes, over_budget
 from .errors import BudgetError, OptionError
+from .numerics.dtypes import is_extension
 from .outofcore.device_choice import choose, deal, least_bytes, sample
 from .outofcore.device_pipeline import Device, Share, Threads
 from .outofcore.device_pipeline import multiply as run_pipeline
@@ -505,4 +506,4 @@ def _once(x: Array) -> Array:
 
 def _carried(x: Array) -> Array:
     """Return types that NumPy does not know as integers of their size, which it copies freely."""
-    return x.view(f"u{x.dtype.itemsize}") if x.dtype.isbuiltin == 2 else x
+    return x.view(f"u{x.dtype.itemsize}") if is_extension(x.dtype) else x

@@ -154,6 +154,7 @@ def mul(
     """
     from . import _memory
     from ._progress import shown
+    from .numerics.dtypes import is_extension
     from .outofcore.pipeline import multiply_files
 
     start = time.perf_counter()
@@ -190,7 +191,7 @@ def mul(
             f"{out}: {plan.shape} {plan.dtype}, {size}, in {seconds:.1f} s "
             f"({computed / seconds / 1e9:.1f} GFLOP/s){before}" + (", verified" if verify else "")
         )
-        if plan.dtype.isbuiltin != 1 and out.endswith(".npy"):
+        if is_extension(plan.dtype) and out.endswith(".npy"):
             print(f"NumPy reads it as raw bytes: np.load({out!r}).view(ml_dtypes.{plan.dtype})")
 
 

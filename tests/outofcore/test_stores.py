@@ -137,6 +137,19 @@ def test_shapes_are_those_of_matmul(
         assert np.array_equal(c, expected)
 
 
+@pytest.mark.parametrize("out", ["c.npy", "c.zarr", "c.h5", "store"])
+@pytest.mark.parametrize("dtype", ["float64", ">f8", np.float64])
+def test_a_type_that_is_asked_for_is_written_as_itself(
+    folder: Path, rng: np.random.Generator, out: str, dtype: Any
+) -> None:
+    a = small_integers(rng, (40, 30), "float32")
+    target = Rows(np.full((40, 40), np.nan)) if out == "store" else out
+    plan = multiply_files(Rows(a), Rows(a.T), target, dtype=dtype)
+    c = target.array if isinstance(target, Rows) else load(out)
+    assert c.dtype == plan.dtype == np.float64
+    assert np.array_equal(c, a @ a.T)
+
+
 @pytest.mark.parametrize("dtype", ["int8", ">i2", "float16", "bool", "complex64", ">f8", "uint64"])
 @pytest.mark.parametrize("kind", ["zarr2", "zarr3", "gzip", "flat"])
 def test_every_type(folder: Path, rng: np.random.Generator, dtype: str, kind: str) -> None:

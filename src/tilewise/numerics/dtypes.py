@@ -19,6 +19,7 @@ __all__ = [
     "as_numpy",
     "canonical",
     "dtype_named",
+    "is_extension",
     "is_float8",
     "is_narrow",
     "product_dtype",
@@ -33,6 +34,11 @@ _FLOAT8_NAMES = frozenset(
     f"float8_{suffix}"
     for suffix in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
 )
+
+
+def is_extension(dtype: DType) -> bool:
+    """Whether ``dtype`` is one of ``ml_dtypes``, which neither files nor other libraries know."""
+    return dtype.isbuiltin == 2
 
 
 def is_float8(dtype: DType) -> bool:

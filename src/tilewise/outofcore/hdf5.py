@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FileError
+from ..numerics.dtypes import is_extension
 from .flat import FlatFile, reserve, stamp
 from .npy import element_type
 from .stores import Layout, StoreMatrix
@@ -84,7 +85,7 @@ def create_hdf5(part: Path, final: Path, inner: str, layout: Layout) -> None:
     name = f"out ({final})"
     h5py = _h5py(name)
     h5d, dtype = h5py.h5d, layout.dtype
-    if dtype.isbuiltin != 1:
+    if is_extension(dtype):
         dtype = np.dtype(f"V{dtype.itemsize}")
     how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     how.set_layout(h5d.CONTIGUOUS)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DTypeError, FileError, ShapeError
+from ..numerics.dtypes import is_extension
 from ..numerics.panels import release
 from .flat import Box, reserve
 
@@ -225,7 +226,7 @@ class Layout:
     @property
     def stored_dtype(self) -> np.dtype[Any]:
         """Its type in a store that does not know bfloat16 and float8: whole numbers as wide."""
-        if self.dtype.isbuiltin == 1:
+        if not is_extension(self.dtype):
             return self.dtype
         return np.dtype(f"u{self.dtype.itemsize}")
 
@@ -250,7 +251,7 @@ class StoreOutput:
         for part in parts(box, self._chunks, self.part_bytes // self.dtype.itemsize):
             at = _without(part, self._added)
             some = values[_within(part, box)].reshape(_sizes(at))
-            if some.dtype.isbuiltin != 1:  # bfloat16 and float8 are stored as raw bytes
+            if is_extension(some.dtype):  # bfloat16 and float8 are stored as raw bytes
                 some = some.view(np.dtype(self.store.dtype))
             try:
                 self.store[at] = some
@@ -270,7 +271,7 @@ class StoreOutput:
 
         def read(part: Box) -> NDArray[Any]:
             values = np.asarray(self.store[part])
-            if self.dtype.isbuiltin != 1:
+            if is_extension(self.dtype):
                 return values.view(self.dtype)
             return values.astype(self.dtype, copy=False)
 

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewise._plan import Operand, make_plan
+from tilewise._operand import Operand
+from tilewise._plan import make_plan
 from tilewise.errors import BudgetError, DTypeError, ShapeError
 from tilewise.runtime.device import DeviceFacts
 

@@ -17,7 +17,8 @@ import pytest
 import tilewise as tw
 from tests.test_gpu_plan import gpu as facts_of
 from tilewise import _api, _arrays, _gpu, _libraries, _repeat
-from tilewise._plan import Operand, make_plan
+from tilewise._operand import Operand
+from tilewise._plan import make_plan
 from tilewise.errors import DeviceError, DTypeError, OptionError, ShapeError
 from tilewise.runtime import arrays, device, driver, streams
 

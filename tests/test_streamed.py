@@ -16,7 +16,7 @@ import tilewise as tw
 from tests.outofcore.fake_device import FakeCuda
 from tests.support import small_integers
 from tests.test_gpu_plan import gpu
-from tilewise import _api, _gpu, _streamed
+from tilewise import _api, _devices, _gpu, _streamed
 from tilewise._operand import Operand
 from tilewise._plan import make_plan
 from tilewise.errors import BudgetError, DeviceError, OptionError
@@ -340,11 +340,16 @@ def test_a_gpu_takes_what_nobody_placed_but_not_updates_in_place(
     cuda: Any, rng: Any, monkeypatch: Any
 ) -> None:
     a, b = small_integers(rng, (300, 200), "float32"), small_integers(rng, (200, 250), "float32")
-    monkeypatch.setattr(_api, "_OFFERED_WORK", 0)
+    monkeypatch.setattr(_devices, "_OFFERED_WORK", 0)
     monkeypatch.setattr(_streamed, "_WORTH_IT", 1e9)
     assert tw.plan(a, b).device == "cuda:0"
     assert tw.plan(a, b, devices="cpu").device == "cpu"
     assert (tw.matmul(a, b) == a @ b).all()
+    with monkeypatch.context() as patch:
+        patch.setattr(_devices, "_OFFERED_WORK", 2 * 300 * 200 * 250)
+        assert tw.plan(a, b).device == "cpu"
+        for x, y in ((a, np.stack([b, b])), (np.stack([a, a]), b)):
+            assert tw.plan(x, y).device == "cuda:0"
     c = np.ones((300, 250), "float32")
     tw.gemm(a, b, c, alpha=2, beta=3)
     assert (c == 2 * (a @ b) + 3).all()

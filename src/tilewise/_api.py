@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 from functools import lru_cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -13,24 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _arrays, _cpu, _memory, _repeat
-from ._plan import Operand, Plan, make_plan
+from ._devices import device_names, gpu_for, machine_for
+from ._operand import Operand
+from ._plan import Plan, make_plan
 from ._run import run_on_device, run_on_host
-from .errors import BudgetError, DeviceError, DTypeError, OptionError, ShapeError
+from .errors import BudgetError, DTypeError, OptionError, ShapeError
 from .numerics import dtypes
 
 if TYPE_CHECKING:
     from ._streamed import Machine
 
-__all__ = ["device_names", "gemm", "matmul", "plan"]
+__all__ = ["gemm", "matmul", "plan"]
 
 Array = NDArray[Any]
 
 #: What a plan has to know of a result that goes into host memory: that it has a place.
 _IN_HOST_MEMORY = ((), np.dtype(np.uint8), ())
-
-#: Multiplications below which host operands stay on the CPU unless a GPU is asked for: to look for
-#: one, and to start it, takes longer than they do.
-_OFFERED_WORK = 1 << 34
 
 
 def matmul(
@@ -247,7 +243,7 @@ def _plan_for(
         raise OptionError(f"precision={precision!r} is not text; None is the default bound")
     names = None if devices is None else device_names(devices)
     is_on_gpu = hasattr(x, "owner")
-    machine = None if is_on_gpu or updates else _machine_for(x, y, names, memory)
+    machine = None if is_on_gpu or updates else machine_for(x, y, names, memory)
     # Where the result goes matters to what writes it there, or copies it: how it lies there.
     has_layout = is_on_gpu or (machine is not None and type(out) is np.ndarray)
     return _cached_plan(
@@ -304,7 +300,7 @@ def _cached_plan(
         )
 
     if machine is None:
-        return made(_gpu_for(left.where, devices))
+        return made(gpu_for(left.where, devices))
     if not machine.is_offer:
         return made(machine.gpus[0])
     on_cpu = made(None)
@@ -315,82 +311,6 @@ def _cached_plan(
     from ._streamed import faster
 
     return faster(on_gpu, on_cpu, machine)
-
-
-def _machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> Machine | None:
-    """Return what host operands are to be multiplied on, or None for the CPU alone.
-
-    If nobody says, a GPU is thought of when there is enough work, and there is one.
-    """
-    if names == ("cpu",):
-        return None
-    if names is None:
-        work = math.prod(x.shape) * (y.shape[-1] if len(y.shape) > 1 else 1)
-        if work < _OFFERED_WORK or getattr(x, "where", "memory") != "memory":
-            return None
-    from ._streamed import Machine
-    from .runtime import device, driver
-
-    if names is None and not driver.is_usable():
-        return None
-    found = []
-    for name in names or ("cuda:0",):
-        if name == "cpu":
-            raise OptionError(
-                f"devices={list(names or ())}: the CPU does not share a product with a GPU; name "
-                "one or the other"
-            )
-        try:
-            found.append(device.index_of(name))
-        except DeviceError as error:
-            raise DeviceError(f"device {name!r} was asked for, and {error}") from None
-    gpus = tuple(device.facts(index) for index in found)
-    return Machine(
-        gpus,
-        tuple(
-            _device_budget(device.free_bytes(gpu.index), memory, gpu.memory_bytes) for gpu in gpus
-        ),
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        type(x) is type(y) is np.ndarray
-        and x.__array_interface__["data"][0] == y.__array_interface__["data"][0],
-        names is None,
-    )
-
-
-def _device_budget(free_bytes: int, memory: Any, whole_bytes: int) -> int:
-    """Return what may be taken of a device: what is asked for, as far as it is free.
-
-    Of what is free a little is left, and the rest counted in few steps, so that plans are found
-    again.
-    """
-    step = 1 << max(free_bytes.bit_length() - 5, 0)
-    free_bytes = free_bytes * 15 // 16 // step * step
-    asked = _memory.parse_budget(memory, whole_bytes)
-    return free_bytes if asked is None else min(asked, free_bytes)
-
-
-def _gpu_for(where: str, devices: tuple[str, ...] | None) -> Any:
-    """Return the facts of the GPU that device operands are on, or None for the CPU."""
-    if not where.startswith("cuda"):
-        return None
-    if len(devices or ()) > 1:
-        raise OptionError(
-            f"devices={list(devices or ())}: operands in device memory are multiplied where they "
-            "are; several devices share operands in host memory"
-        )
-    asked = devices[0] if devices else where
-    from .runtime.device import facts, index_of
-
-    try:
-        index = index_of(where if asked == "cpu" else asked)
-    except DeviceError as error:
-        raise DeviceError(f"device {asked!r} was asked for, and {error}") from None
-    if asked == "cpu" or where != f"cuda:{index}":
-        raise DeviceError(
-            f"devices={asked!r} was asked for, and the operands are on {where}; copy them there, "
-            "or leave devices out"
-        )
-    return facts(index)
 
 
 @lru_cache(maxsize=1)
@@ -457,25 +377,3 @@ def _switch(value: Any, name: str) -> bool:
     if isinstance(value, (int, np.bool_)) and value in (0, 1):
         return bool(value)
     raise OptionError(f"{name}={value!r} is not True or False")
-
-
-def device_names(devices: Any) -> tuple[str, ...]:
-    """Return the devices in ``devices=``, each by its full name, or raise OptionError."""
-    names = (devices,) if isinstance(devices, str) else devices
-    try:
-        names = tuple(names)
-    except TypeError:
-        names = (devices,)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise OptionError(
-            f"devices={devices!r} is not a device; give 'cpu', 'cuda:0' or a list of such names"
-        )
-    found = []
-    for name in names:
-        match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
-        if match is None:
-            raise OptionError(f"device {name!r} is not 'cpu', 'cuda:0', 'cuda:1' and so on")
-        found.append("cpu" if name == "cpu" else f"cuda:{int(match[1] or 0)}")
-    if len(set(found)) < len(found):
-        raise OptionError(f"devices={list(names)} names a device twice; name each once")
-    return tuple(found)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .outofcore.schedule import Schedule
     from .runtime.device import DeviceFacts
 
-__all__ = ["Operand", "Plan", "held_per_element", "make_plan", "result_shape"]
+__all__ = ["Plan", "held_per_element", "make_plan"]
 
 Method = Literal[
     "blas",

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from .. import _api, _cpu, _memory
-from .._plan import Operand, Plan, held_per_element
+from .._devices import device_names
+from .._operand import Operand
+from .._plan import Plan, held_per_element
 from ..errors import BudgetError, DeviceError
 from .choice import choose_schedule, least_budget
 from .cuts import divisor, even
@@ -48,7 +50,7 @@ def plan_files(
     ShapeError, DTypeError, OptionError, BudgetError, DeviceError
         As `multiply_files` does.
     """
-    for name in () if devices is None else _api.device_names(devices):
+    for name in () if devices is None else device_names(devices):
         if name != "cpu":
             raise DeviceError(
                 f"device {name!r} was asked for, and this version multiplies files on the CPU; "

@@ -207,7 +207,7 @@ class _Tiles:
         self._parts = 1 if p.precision == "tf32" else 2
         self._a, self._b, self._c = (_scaled(x, reals) for x in (p.a, p.b, p.c))
         self._at = [Pointer(i, 4 * reals * x) for i, x in enumerate((at.a, at.b, at.c))]
-        self._a_stack, self._b_stack = _stacked(p, p.a), _stacked(p, p.b)
+        self._a_stack, self._b_stack = p.a.stack(p.outer, p.inner), p.b.stack(p.outer, p.inner)
         self._a_count, self._b_count = math.prod(self._a_stack), math.prod(self._b_stack)
         self._depth = round_up(self._k, PIECE)
         self._tiles_m, self._tiles_n = -(-self._m // TILE), -(-self._n // TILE)
@@ -507,11 +507,6 @@ def _scaled(s: Strides, reals: int) -> Strides:
     return replace(
         s, outer=reals * s.outer, inner=reals * s.inner, row=reals * s.row, col=reals * s.col
     )
-
-
-def _stacked(p: Problem, strides: Strides) -> tuple[int, int]:
-    """Return along how much of each batch axis an operand has a matrix of its own."""
-    return p.outer if strides.outer else 1, p.inner if strides.inner else 1
 
 
 def _is_along_k(strides: Strides, rows: int) -> bool:

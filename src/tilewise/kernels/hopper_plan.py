@@ -354,7 +354,7 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> It
         ("b", b, p.b.transposed, p.n, kernel.b_along_k),
     ):
         common[name] = _tensor(p, pointer, strides, rows, p.k, along_k)
-        outer, inner = _stacked(p, strides)
+        outer, inner = strides.stack(p.outer, p.inner)
         common |= {f"{name}_outer": int(outer > 1), f"{name}_inner": int(inner > 1)}
     if kernel.way == "mapped":
         mapped: _Arguments = {"c": _tensor(p, c, p.c, p.m, p.n, True), "alpha": Number(0)}
@@ -413,7 +413,7 @@ def _pack(
 ) -> tuple[Step, Pointer, Strides]:
     """Return the launch that packs an operand, given as rows×k; where the copy is; its strides."""
     high, wide = (rows, p.k) if along_k else (p.k, rows)
-    outer, inner = _stacked(p, strides)
+    outer, inner = strides.stack(p.outer, p.inner)
     target = Pointer(3, room.nbytes)
     packed = _packed(p, strides, rows, along_k, room)
     arguments: _Arguments = {
@@ -436,7 +436,7 @@ def _pack(
 def _packed(p: Problem, strides: Strides, rows: int, along_k: bool, room: Room) -> Strides:
     """Take room for the copy of an operand, given as rows×k; return its strides."""
     high, wide = (rows, p.k) if along_k else (p.k, rows)
-    outer, inner = _stacked(p, strides)
+    outer, inner = strides.stack(p.outer, p.inner)
     pitch = round_up(wide, _LINE)
     room.take(outer * inner * high * pitch * _ITEM_BYTES)
     return Strides(
@@ -454,7 +454,7 @@ def _tensor(
     far, near = (rows, columns) if along_columns else (columns, rows)
     # The step of an axis of size 1 is never taken, and has to be one that TMA accepts.
     step = (strides.row if along_columns else strides.col) if far > 1 else round_up(near, _VECTOR)
-    outer, inner = _stacked(p, strides)
+    outer, inner = strides.stack(p.outer, p.inner)
     return Tensor(
         pointer.operand,
         (outer, inner, far, near),
@@ -487,7 +487,7 @@ def _fits_tma(strides: Strides, p: Problem, rows: int, columns: int) -> bool:
     """Say whether TMA can read or write a stack of matrices along their columns."""
     if not strides.is_aligned or (columns > 1 and strides.col != 1):
         return False
-    sizes = (p.outer, p.inner), _stacked(p, strides)
+    sizes = (p.outer, p.inner), strides.stack(p.outer, p.inner)
     far = [
         step
         for size, step in zip(sizes[1], (strides.outer, strides.inner), strict=True)
@@ -499,13 +499,8 @@ def _fits_tma(strides: Strides, p: Problem, rows: int, columns: int) -> bool:
     return is_apart and all(0 < step < _MOST_STEP and step % _VECTOR == 0 for step in far)
 
 
-def _stacked(p: Problem, strides: Strides) -> tuple[int, int]:
-    """Return along how much of each batch axis an operand has a matrix of its own."""
-    return p.outer if strides.outer else 1, p.inner if strides.inner else 1
-
-
 def _operand_bytes(p: Problem, strides: Strides, rows: int) -> int:
-    return math.prod(_stacked(p, strides)) * rows * p.k * _ITEM_BYTES
+    return math.prod(strides.stack(p.outer, p.inner)) * rows * p.k * _ITEM_BYTES
 
 
 def _parts_bytes(p: Problem, parts: int) -> int:

@@ -165,7 +165,7 @@ def _choice(p: Problem, kernel: Kernel, multiprocessors: int) -> Choice:
     waves = math.ceil(items / multiprocessors)
     pieces = math.ceil(min(p.k, chain_k) / PIECE)
     way = "mapped" if kernel.is_mapped else "any"
-    moved = 4 * p.k * p.n * math.prod(_stacked(p, p.b))
+    moved = 4 * p.k * p.n * math.prod(p.b.stack(p.outer, p.inner))
     if not kernel.is_mapped:  # whatever the step of a warp, it gets whole sectors
         moved *= min(_SECTOR, max(1, abs(p.b.row if kernel.along_k else p.b.col)))
     cached = 4 * items * (kernel.tile_m + TILE_N) * min(p.k, chain_k)
@@ -195,7 +195,7 @@ def _map_of_b(p: Problem, pointer: Pointer, along_k: bool) -> Tensor:
     b, far, near = (p.b.transposed, p.n, p.k) if along_k else (p.b, p.k, p.n)
     # The step of an axis of size 1 is never taken, and has to be one that TMA accepts.
     step = b.row if far > 1 else round_up(near, _VECTOR)
-    outer, inner = _stacked(p, b)
+    outer, inner = b.stack(p.outer, p.inner)
     steps = (b.outer if outer > 1 else far * step, b.inner if inner > 1 else far * step)
     shape = (outer, inner, far, near)
     return Tensor(pointer.operand, shape, (*steps, step, 1), 4, pointer.offset_bytes)
@@ -205,12 +205,7 @@ def _fits_tma(p: Problem, b: Strides, rows: int, columns: int) -> bool:
     """Say whether TMA can read a stack of matrices along their columns."""
     if not b.is_aligned or (columns > 1 and b.col != 1):
         return False
-    outer, inner = _stacked(p, b)
+    outer, inner = b.stack(p.outer, p.inner)
     far = [step for size, step in ((outer, b.outer), (inner, b.inner), (rows, b.row)) if size > 1]
     is_apart = rows == 1 or b.row >= columns
     return is_apart and all(0 < step < _MOST_STEP and step % _VECTOR == 0 for step in far)
-
-
-def _stacked(p: Problem, strides: Strides) -> tuple[int, int]:
-    """Return along how much of each batch axis an operand has a matrix of its own."""
-    return p.outer if strides.outer else 1, p.inner if strides.inner else 1

@@ -38,6 +38,10 @@ class Strides:
     def transposed(self) -> Strides:
         return replace(self, row=self.col, col=self.row)
 
+    def stack(self, outer: int, inner: int) -> tuple[int, int]:
+        """Return along how much of each batch axis there is a matrix of its own."""
+        return outer if self.outer else 1, inner if self.inner else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Pointer:

@@ -299,6 +299,24 @@ def test_memory_that_is_gone_at_the_call_is_named_and_nothing_is_kept(cuda: Any,
     assert (plan(a, a.T.copy()) == a @ a.T).all()
 
 
+def test_a_stream_that_cannot_be_made_leaves_none_behind(
+    cuda: Any, rng: Any, monkeypatch: Any
+) -> None:
+    a, b = small_integers(rng, (300, 200), "float32"), small_integers(rng, (200, 250), "float32")
+    real, calls = cuda.cuStreamCreate, itertools.count()
+
+    def refuses(*given: Any) -> Any:
+        none_left = bindings.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
+        return none_left if next(calls) == 1 else real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda, "cuStreamCreate", refuses)
+        with pytest.raises(DeviceError, match="making a stream failed"):
+            tw.matmul(a, b, devices="cuda:0")
+    assert list(cuda.streams) == [1]
+    assert (tw.matmul(a, b, devices="cuda:0") == a @ b).all()
+
+
 def test_too_small_a_budget_is_refused_with_numbers(cuda: Any) -> None:
     x = np.ones((40, 20_000), "float16")
     with pytest.raises(BudgetError, match="all of K = 20000 has to be there"):

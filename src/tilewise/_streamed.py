@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._memory import format_bytes, over_budget
+from ._operand import Operand
 from .errors import BudgetError, OptionError
+from .kernels.hopper_plan import chains
 from .numerics.dtypes import is_extension
 from .outofcore.device_choice import choose, deal, least_bytes, sample
 from .outofcore.device_pipeline import Device, Share, Threads
@@ -25,7 +27,6 @@ from .outofcore.schedule import Box
 
 if TYPE_CHECKING:
     from ._gpu import Recipe
-    from ._operand import Operand
     from ._plan import Plan
     from .runtime.device import DeviceFacts
 
@@ -353,8 +354,6 @@ def _piece(plan: Plan, whole: Recipe) -> int:
         return 0
     if compute.kind in "iu":
         return _INTEGER_PIECE
-    from .kernels.hopper_plan import chains
-
     parts, depth = chains(plan.k)
     return depth if parts > 1 and whole.family == "portable" else 0
 
@@ -445,7 +444,6 @@ def _recipe(
 ) -> Recipe:
     """Return how a launch is computed in device memory, with so much of it for workspace."""
     from ._gpu import recipe
-    from ._operand import Operand
 
     where = f"cuda:{gpu.index}"
     layouts = schedule.layout(launch, 0), schedule.layout(launch, 1), schedule.c_layout(launch)

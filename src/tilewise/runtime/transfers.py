@@ -47,11 +47,15 @@ class Gpu:
         self._events: list[Event] = []
         self._streams: dict[Lane, int] = {}
         self._cuda = driver.require()
-        with current(index) as cuda:
-            lanes: tuple[Lane, ...] = ("in", "compute", "out")
-            for lane in lanes:
-                stream = driver.check(cuda.cuStreamCreate(_NON_BLOCKING), "making a stream")
-                self._streams[lane] = int(stream)
+        lanes: tuple[Lane, ...] = ("in", "compute", "out")
+        try:
+            with current(index) as cuda:
+                for lane in lanes:
+                    stream = driver.check(cuda.cuStreamCreate(_NON_BLOCKING), "making a stream")
+                    self._streams[lane] = int(stream)
+        except BaseException:
+            self.close()
+            raise
 
     def stream(self, lane: Lane) -> int:
         """Return the handle of a lane's stream."""

@@ -147,6 +147,7 @@ def gemm(
         Exactly the product's shape and dtype, any strides; it may overlap an operand.
     alpha, beta : number
         Of the product's kind: whole numbers for integer matrices, real ones for real matrices.
+        They are rounded to the type in which sums are held, and integers wrap.
         With ``beta=0`` c is written and never read; with ``alpha=0`` a and b are never read.
     precision, stream
         As for `matmul`.

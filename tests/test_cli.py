@@ -328,3 +328,19 @@ def test_a_reader_that_leaves_early_is_no_error(folder: Path) -> None:
     command = f"{sys.executable} -m tilewise plan 9x9 9x9 | head -c 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("p", "")
+
+
+def test_output_that_cannot_be_written_is_one_line(folder: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tilewise", "plan", "A.npy", "B.npy"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "cannot be written: No space left" in done.stderr

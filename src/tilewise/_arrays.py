@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "adopt",
     "adopt_out",
+    "check_has_all_elements",
     "check_out",
     "common_library",
     "empty_like",
@@ -68,15 +69,10 @@ def adopt(x: Any, name: str) -> NDArray[Any]:
     if isinstance(x, np.ndarray):
         if isinstance(x, np.matrix):
             raise DTypeError(f"{name} is an np.matrix, whose * differs; pass np.asarray({name})")
-        if isinstance(x, np.ma.MaskedArray):
-            raise DTypeError(
-                f"{name} is a masked array; its mask has no meaning in a product. "
-                f"Pass {name}.filled(0) or np.asarray({name})"
-            )
+        check_has_all_elements(x, name)
         return x.view(np.ndarray)
     library = library_name(x)
-    if hasattr(x, "nnz") or library == "sparse":
-        raise DTypeError(f"{name} is sparse ({type(x).__name__}); pass {name}.toarray()")
+    check_has_all_elements(x, name)
     if library == "dask":
         raise DTypeError(f"{name} is a dask array, not multiplied here; pass {name}.compute()")
     if library == "torch":
@@ -117,6 +113,17 @@ def adopt(x: Any, name: str) -> NDArray[Any]:
             "arrays, nested sequences, and anything with DLPack, __array__ or the buffer protocol"
         )
     return adopted
+
+
+def check_has_all_elements(x: Any, name: str) -> None:
+    """Raise DTypeError for masked and sparse arrays."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise DTypeError(
+            f"{name} is a masked array; its mask has no meaning in a product. "
+            f"Pass {name}.filled(0) or np.asarray({name})"
+        )
+    if not isinstance(x, np.ndarray) and (hasattr(x, "nnz") or library_name(x) == "sparse"):
+        raise DTypeError(f"{name} is sparse ({type(x).__name__}); pass {name}.toarray()")
 
 
 def adopt_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> NDArray[Any]:

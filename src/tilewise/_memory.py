@@ -67,12 +67,17 @@ def parse_budget(memory: Any, whole_bytes: int | None = None) -> int | None:
     return int(number * size)
 
 
-def format_bytes(count: int) -> str:
-    """Return a byte count as people read it: ``1.50 GiB``."""
+def format_bytes(count: int, *, is_needed: bool = False) -> str:
+    """Return a byte count as people read it: ``1.50 GiB``.
+
+    One that is needed is rounded up, so that who gives what a message asks for gives enough.
+    """
     if count < 1024:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, 5)
-    return f"{count / 1024**power:.2f} {'KMGTP'[power - 1]}iB"
+    unit = 1024**power
+    hundredths = -(-100 * count // unit) if is_needed else 100 * count / unit
+    return f"{hundredths / 100:.2f} {'KMGTP'[power - 1]}iB"
 
 
 def over_budget(
@@ -92,7 +97,7 @@ def over_budget(
     verify : bool
         Whether it is held because it is checked before it goes into ``out``.
     """
-    rest, budget = format_bytes(rest_bytes), format_bytes(budget_bytes)
+    rest, budget = format_bytes(rest_bytes, is_needed=True), format_bytes(budget_bytes)
     if not result_bytes:
         return BudgetError(
             f"the result {result} is computed with at least {rest}, and memory= allows {budget}; "

@@ -88,9 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"not enough memory: {_with_notes(error)}; give a smaller --memory")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BrokenPipeError:  # as in ``tilewise plan ... | head -1``
+    except OSError as error:  # of what is printed; files have errors of their own
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error, BrokenPipeError):  # as in ``tilewise plan ... | head -1``
+            return 0
+        return _fail(f"what is to be printed cannot be written: {error.strerror or error}")
     except Exception as error:
         # Typer's usage errors; their class is Click's or Typer's own, by version.
         if not hasattr(error, "format_message"):
@@ -242,7 +244,7 @@ def check(
     a: _Left,
     b: _Right,
     c: Annotated[str, typer.Argument(metavar="C.npy", help="What is said to be A·B.")],
-    rounds: Annotated[int, typer.Option(min=1, help="Random vectors to try.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, max=64, help="Random vectors to try.")] = 8,
     as_json: _Json = False,
 ) -> int:
     """Prove that C is A·B, without multiplying again.

@@ -462,3 +462,8 @@ def test_an_honest_product_is_never_called_wrong(seed: int, dtype: str, kind: st
     assert check(a, b, c)
     with patch.multiple(checking, RECOMPUTED_WORK=0, RECOMPUTED_SIDE=0):
         assert check(a, b, c)
+
+
+def test_names_of_files_are_refused() -> None:
+    with pytest.raises(DTypeError, match="b is the text 'B.npy'; check compares arrays"):
+        check(np.eye(2), "B.npy", np.eye(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import sys
 import threading
 import tracemalloc
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 import tilewise as tw
 from tests.support import small_integers
+from tilewise._memory import format_bytes, parse_budget
 from tilewise.cli import main
 from tilewise.errors import BudgetError, DTypeError, FileError, OptionError, ShapeError
 from tilewise.outofcore.files import open_matrix
@@ -396,6 +398,45 @@ def test_names_that_lead_nowhere_are_refused(folder: Path) -> None:
         with pytest.raises(FileError, match=words):
             multiply_files(a, x, out)  # type: ignore[arg-type]
     assert os.listdir() == ["x.npy"]
+
+
+def test_operands_without_all_their_elements_are_refused(folder: Path) -> None:
+    masked = np.ma.masked_array(np.ones((3, 3)), np.eye(3))
+
+    class Sparse(Rows):
+        nnz = 1
+
+    for a, message in ((masked, "a is a masked array"), (Sparse(np.eye(3)), "a is sparse")):
+        with pytest.raises(DTypeError, match=message):
+            multiply_files(a, np.eye(3), "C.npy")
+    assert not list(folder.iterdir())
+
+
+def test_a_type_that_zarr_does_not_have_is_refused(folder: Path) -> None:
+    a = np.eye(3, dtype=np.longdouble)
+    if a.dtype == np.float64:
+        pytest.skip("longdouble is float64 here")
+    with pytest.raises(DTypeError, match="Zarr has no elements"):
+        multiply_files(a, a, "C.zarr")
+    assert not list(folder.iterdir())
+
+
+def test_what_follows_a_path_in_another_order_is_explained(folder: Path) -> None:
+    np.save("A.npy", np.eye(3))
+    for text in ("A.npy:T:bfloat16", "A.npy:x/y"):
+        with pytest.raises(FileError, match=r"A\.npy does, and what may follow it"):
+            open_matrix(text, "a")
+
+
+@pytest.mark.parametrize("size", [1025, 20000, 100_001, 218_450, 12_345_678])
+def test_the_budget_that_a_message_asks_for_is_enough(folder: Path, size: int) -> None:
+    assert (parse_budget(format_bytes(size, is_needed=True)) or 0) >= size
+    a = np.ones((300, size // 100))
+    with pytest.raises(BudgetError) as refused:
+        multiply_files(a, a.T, "C.npy", memory=1)
+    needed = re.search(r"take ([\d.]+) (\w+)", str(refused.value))
+    assert needed is not None
+    multiply_files(a, a.T, "C.npy", memory="".join(needed.groups()))
 
 
 def test_an_output_replaces_its_like_and_nothing_else(folder: Path) -> None:

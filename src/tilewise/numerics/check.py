@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, log, prod, sqrt
+from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,12 @@ def check(
         raise OptionError(f"rounds={rounds!r} is not a whole number from 1 to 64")
     if seed is not None and not (isinstance(seed, (int, np.integer)) and seed >= 0):
         raise OptionError(f"seed={seed!r} is not a whole number, 0 or more")
+    for name, x in (("a", a), ("b", b), ("c", c)):
+        if isinstance(x, (str, PathLike)):
+            raise DTypeError(
+                f"{name} is the text {fspath(x)!r}; check compares arrays, such as "
+                f"np.load({name}, mmap_mode='r'), and tilewise check files"
+            )
     problem = _Problem.of(np.asarray(a), np.asarray(b), np.asarray(c), bound)
     search = _Search(problem, int(rounds), 0 if seed is None else int(seed))
     if problem.c.size:

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .._arrays import check_has_all_elements
 from ..errors import DTypeError, FileError
 from ..numerics import dtypes
 from . import hdf5, npy, zarrs
@@ -75,6 +76,7 @@ def open_matrix(operand: FileOperand, name: str) -> Matrix:
     """
     if not isinstance(operand, (str, os.PathLike)):
         if all(hasattr(operand, x) for x in ("shape", "dtype", "__getitem__")):
+            check_has_all_elements(operand, name)
             dtype = np.dtype(operand.dtype)
             dtypes.canonical(dtype, name)
             if isinstance(operand, np.memmap) and (flat := mapped_file(operand, name)) is not None:
@@ -110,7 +112,7 @@ def _found(
             raise FileError(f"{label} is a device or pipe; a matrix is read by parts, from a file")
         file = FileIO(path, "r")
     except FileNotFoundError:
-        raise FileError(f"{label} does not exist") from None
+        raise FileError(f"{label} does not exist{_misread(text)}") from None
     except FileError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
@@ -287,6 +289,17 @@ def _parsed(text: str, name: str) -> tuple[Path, str | None, np.dtype[Any] | Non
             "as bfloat16 or float8_e4m3fn; other files say themselves what they hold"
         )
     return Path(match["path"]), inner, raw, is_turned
+
+
+def _misread(text: str) -> str:
+    """Say how to write what follows a path, where a name that is not there begins with one."""
+    path, colon, rest = text.partition(":")
+    if not colon or not Path(path).exists():
+        return ""
+    return (
+        f"; {path} does, and what may follow it is, in this order: :/x (an array in it), "
+        f":bfloat16 (what raw bytes are), :T (its transpose), and not :{rest}"
+    )
 
 
 def _kind_of_output(path: Path) -> Literal["npy", "hdf5", "zarr"] | None:

@@ -74,11 +74,15 @@ def plan_files(
         )
     schedule = choose_schedule(job, budget)
     if schedule is None:
+        needed = budget
+        while (least := least_budget(job)) > needed:  # a larger budget holds larger parts of chunks
+            needed = least
+            job = _job(plan, a, b, needed, is_flat)
         size = _memory.format_bytes
         chunks = f", {size(job.staging_bytes)} of it for chunks" if job.staging_bytes else ""
         raise BudgetError(
-            f"the smallest tiles of {plan.a} @ {plan.b} take {size(least_budget(job))}{chunks}, "
-            f"and memory= allows {size(budget)}; raise the budget"
+            f"the smallest tiles of {plan.a} @ {plan.b} take {size(needed, is_needed=True)}"
+            f"{chunks}, and memory= allows {size(budget)}; raise the budget"
         )
     return replace(
         plan,

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FileError
+from ..errors import DTypeError, FileError
 from .flat import Box, check_room, no_room, sync_path
 from .npy import element_type
 from .stores import Layout, StoreMatrix, StoreOutput
@@ -73,6 +73,8 @@ def create_zarr(part: Path, final: Path, layout: Layout) -> None:
     ------
     FileError
         If zarr is not installed, the folder cannot be created, or the disk has no room.
+    DTypeError
+        If Zarr has no such elements.
     """
     name = f"out ({final})"
     zarr = _zarr(name)
@@ -88,6 +90,11 @@ def create_zarr(part: Path, final: Path, layout: Layout) -> None:
         )
     except OSError as error:
         raise FileError(f"{name} cannot be created: {error}") from error
+    except ValueError as error:
+        raise DTypeError(
+            f"{name}: Zarr has no elements of type {layout.dtype}; write to .npy, or choose "
+            "another with dtype= (--dtype)"
+        ) from error
     for path in (*part.glob("*.json"), *part.glob(".z*"), part):
         sync_path(path)
 

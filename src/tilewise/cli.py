@@ -27,7 +27,6 @@ from .explain.command import explain_command
 
 if TYPE_CHECKING:
     from .outofcore.files import Matrix
-    from .outofcore.pipeline import Progress
 
 __all__ = ["app", "main"]
 
@@ -157,14 +156,14 @@ def mul(
     from . import _memory
     from ._progress import shown
     from .numerics.dtypes import is_extension
-    from .outofcore.pipeline import multiply_files
+    from .outofcore.pipeline import Progress, multiply_files
 
     start = time.perf_counter()
-    kept = computed = 0
+    last = Progress(0, 0, 0, 0, 0.0, 0.0)
 
     def watch(reached: Progress) -> None:
-        nonlocal kept, computed
-        kept, computed = reached.kept_flops, reached.flops - reached.kept_flops
+        nonlocal last
+        last = reached
         show(reached)
 
     try:
@@ -184,14 +183,20 @@ def mul(
         stays = "; ".join(getattr(error, "__notes__", ["nothing was written"]))
         raise _Interrupted(f"interrupted; {stays}") from error
     seconds = time.perf_counter() - start
+    kept, repaired = last.kept_flops, last.repaired_tiles
+    share, rate = kept / max(last.flops, 1), (last.flops - kept) / seconds
     if as_json:
-        _print_json({"out": out, "seconds": seconds, "verified": verify, "plan": plan.to_dict()})
+        facts = {"out": out, "seconds": seconds, "verified": verify, "kept_share": share}
+        _print_json({**facts, "repaired_tiles": repaired, "plan": plan.to_dict()})
     elif not quiet:
-        before = f", {kept / (kept + computed):.0%} of it in an earlier run" if kept else ""
+        said = f", {share:.0%} of it in an earlier run" if kept else ""
+        if repaired:
+            of = "" if plan.schedule is None else f" of {plan.schedule.tile_count}"
+            said += f", {repaired}{of} tiles computed again (wrong elements found)"
         size = _memory.format_bytes(math.prod(plan.shape) * plan.dtype.itemsize)
         print(
             f"{out}: {plan.shape} {plan.dtype}, {size}, in {seconds:.1f} s "
-            f"({computed / seconds / 1e9:.1f} GFLOP/s){before}" + (", verified" if verify else "")
+            f"({rate / 1e9:.1f} GFLOP/s){said}" + (", verified" if verify else "")
         )
         if is_extension(plan.dtype) and out.endswith(".npy"):
             print(f"NumPy reads it as raw bytes: np.load({out!r}).view(ml_dtypes.{plan.dtype})")

@@ -148,6 +148,32 @@ def test_verify_finds_and_repairs_a_finished_tile(
     assert names(folder) == ["a.npy", "b.npy", out]
 
 
+def test_what_verify_repairs_is_said_and_no_longer_counts_as_kept(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop_at(0.5, "c.npy")
+    kept = len(finished("c.npy"))
+    part = np.lib.format.open_memmap("c.npy.part", mode="r+")
+    part[0, 0] += 9  # in the first tile
+    part.flush()
+    command = ["mul", "a.npy", "b.npy", "-o", "c.npy", "--memory", MEMORY, "--verify"]
+    assert main([*command, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["repaired_tiles"] == 1
+    tiles = facts["plan"]["schedule"]["tiles"]
+    assert facts["kept_share"] == pytest.approx((kept - 1) / tiles, abs=0.05)
+
+    stop_at(0.5, "c.npy")
+    part = np.lib.format.open_memmap("c.npy.part", mode="r+")
+    part[:] += 9  # in all of it, as far as it is finished
+    part.flush()
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert f", {kept} of {tiles} tiles computed again (wrong elements found), verified" in out
+    assert "in an earlier run" not in out
+    assert np.array_equal(load("c.npy"), expected())
+
+
 def test_a_stop_while_it_is_checked_costs_nothing(
     folder: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,8 +187,10 @@ def test_a_stop_while_it_is_checked_costs_nothing(
         with pytest.raises(KeyboardInterrupt):
             multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY, verify=True)
     computed.clear()
-    multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY, verify=True)
+    seen: list[Progress] = []
+    multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY, verify=True, progress=seen.append)
     assert not computed
+    assert [x.kept_flops for x in seen] == [2 * SIDE**3]
     assert np.array_equal(load("c.npy"), expected())
 
 

@@ -81,7 +81,7 @@ def multiply_files(
         back; what cannot be mapped (Zarr, chunked HDF5) is copied to a nameless file beside the
         output for it.
     progress : callable, optional
-        Called with a `Progress` after each step, in the calling thread.
+        Called with a `Progress` after each step, in the calling thread; once where none is left.
 
     Returns
     -------
@@ -127,6 +127,7 @@ class Progress:
     seconds: float
     waited_seconds: float  #: of these, in which nothing was computed for want of data or of room
     kept_flops: int = 0  #: of ``flops``, in earlier runs
+    repaired_tiles: int = 0  #: computed again, since ``verify`` found wrong elements in them
 
     @property
     def flops_per_s(self) -> float:
@@ -244,8 +245,9 @@ def _produce(
 ) -> None:
     """Compute the tiles that are not done, until the result is right if that was asked for."""
     again: set[int] = set()
+    account = _Account(plan, journal, report)
     while True:
-        _execute(plan, a, b, output, journal, report)
+        _execute(plan, a, b, output, journal, account)
         a.check_unchanged()
         b.check_unchanged()
         if not plan.verify:
@@ -263,6 +265,55 @@ def _produce(
         if wrong <= again:
             raise CheckError(f"verify=True found a wrong result, which was not written: {found}")
         again |= wrong
+        account.repaired_tiles = len(again)
+
+
+class _Account:
+    """What a run has done, over all passes of it; made into a `Progress` after each step."""
+
+    def __init__(self, plan: Plan, journal: Journal, report: Report) -> None:
+        self._plan, self._journal, self._report = plan, journal, report
+        self._start = time.perf_counter()
+        self._earlier = frozenset(journal.done)
+        self.read_bytes = self.written_bytes = 0
+        self.waited_seconds = 0.0
+        self.flops = self._kept_flops = 0
+        self.repaired_tiles = 0
+
+    def begin_pass(self) -> None:
+        """Count what is finished anew: tiles that must be done again are not."""
+        done = frozenset(self._journal.done)
+        self.flops = self._flops_of(done)
+        self._kept_flops = self._flops_of(done & self._earlier)
+        if len(done) == _tile_count(self._plan):  # no step follows
+            self.report()
+
+    def report(self) -> None:
+        self._report(
+            Progress(
+                self.flops,
+                self._total_flops,
+                self.read_bytes,
+                self.written_bytes,
+                time.perf_counter() - self._start,
+                self.waited_seconds,
+                self._kept_flops,
+                self.repaired_tiles,
+            )
+        )
+
+    @property
+    def _total_flops(self) -> int:
+        return 2 * math.prod(self._plan.shape) * self._plan.k
+
+    def _flops_of(self, tiles: frozenset[int]) -> int:
+        schedule = self._plan.schedule
+        if not tiles or schedule is None or schedule.is_whole:
+            return self._total_flops if tiles else 0
+        todo = sum(
+            2 * math.prod(_shape(step.c)) * _shape(step.a.box)[-1] for step in schedule.steps(tiles)
+        )
+        return self._total_flops - todo
 
 
 def _tiles_at(plan: Plan, where: Where | None) -> set[int]:
@@ -296,16 +347,17 @@ def _tile_count(plan: Plan) -> int:
 
 
 def _execute(
-    plan: Plan, a: Matrix, b: Matrix, output: Output, journal: Journal, report: Report
+    plan: Plan, a: Matrix, b: Matrix, output: Output, journal: Journal, account: _Account
 ) -> None:
     schedule = plan.schedule
     if schedule is None:  # the result has no elements
         return
+    account.begin_pass()
     most = part_bytes_of(plan)
     if schedule.is_whole:
         if not journal.done:
             a, b = a.as_panels(a.shape, most), b.as_panels(b.shape, most)
-            _multiply_whole(plan, a, b, output, journal, report)
+            _multiply_whole(plan, a, b, output, journal, account)
         return
     job = schedule.job
     a = a.as_panels((*job.a.batch, job.m, job.k), most)
@@ -315,26 +367,26 @@ def _execute(
         ThreadPoolExecutor(1, "tilewise-write") as writing,
         np.errstate(all="ignore"),  # Inf and NaN are results here, not news
     ):
-        inbox = _Inbox(schedule, a, b, journal, reading)
-        outbox = _Outbox(schedule, plan, output, journal, writing)
-        _multiply_tiles(plan, schedule, inbox, outbox, journal, report)
+        inbox = _Inbox(schedule, a, b, journal, account, reading)
+        outbox = _Outbox(schedule, plan, output, journal, account, writing)
+        _multiply_tiles(plan, schedule, inbox, outbox, journal, account)
 
 
 def _multiply_whole(
-    plan: Plan, a: Matrix, b: Matrix, output: Output, journal: Journal, report: Report
+    plan: Plan, a: Matrix, b: Matrix, output: Output, journal: Journal, account: _Account
 ) -> None:
     start = time.perf_counter()
     grid = layout_of(plan, a, b).grid
     x, y = (f.read(_everything(f.shape), np.empty(f.nbytes, np.uint8)) for f in (a, b))
-    read_seconds = time.perf_counter() - start
+    account.read_bytes += a.nbytes + b.nbytes
+    account.waited_seconds += time.perf_counter() - start
     result = np.asarray(_cpu.execute(plan, x, y, None)).reshape(grid)
     output.write(_everything(grid), result)
     output.sync()
     journal.record(0)
-    flops = 2 * result.size * plan.k
-    seconds = time.perf_counter() - start
-    moved = a.nbytes + b.nbytes, result.nbytes
-    report(Progress(flops, flops, *moved, seconds, read_seconds))
+    account.written_bytes += result.nbytes
+    account.flops += 2 * result.size * plan.k
+    account.report()
 
 
 def _multiply_tiles(
@@ -343,11 +395,9 @@ def _multiply_tiles(
     inbox: _Inbox,
     outbox: _Outbox,
     journal: Journal,
-    report: Report,
+    account: _Account,
 ) -> None:
     inner = schedule.inner
-    start = time.perf_counter()
-    kept = flops = _finished_flops(schedule, journal) if journal.done else 0
     sums: Array | None = None
     for step in schedule.steps(frozenset(journal.done)):
         a_panel, b_panel = inbox.take()
@@ -361,27 +411,9 @@ def _multiply_tiles(
                 _add_tile(plan, step, cut, tile, sums, a_panel, b_panel)
                 if step.is_last:
                     outbox.put(step, tile, sums, is_end=i == cut.count)
-        flops += 2 * sums.size * cut.k
-        report(
-            Progress(
-                flops,
-                schedule.flops,
-                inbox.read_bytes,
-                outbox.written_bytes,
-                time.perf_counter() - start,
-                inbox.waited_seconds + outbox.waited_seconds,
-                kept,
-            )
-        )
+        account.flops += 2 * sums.size * cut.k
+        account.report()
     outbox.close()
-
-
-def _finished_flops(schedule: Schedule, journal: Journal) -> int:
-    todo = sum(
-        2 * math.prod(_shape(step.c)) * _shape(step.a.box)[-1]
-        for step in schedule.steps(frozenset(journal.done))
-    )
-    return schedule.flops - todo
 
 
 def _add_tile(
@@ -414,11 +446,11 @@ class _Inbox:
         a: Matrix,
         b: Matrix,
         journal: Journal,
+        account: _Account,
         reading: ThreadPoolExecutor,
     ) -> None:
         depth = schedule.at_once * schedule.tile_k
-        self.read_bytes = 0
-        self.waited_seconds = 0.0
+        self._account = account
         self._files = a, b
         self._buffers = [
             [np.empty(tile * depth * f.dtype.itemsize, np.uint8) for _ in range(count)]
@@ -436,7 +468,7 @@ class _Inbox:
         assert self._pending is not None, "a panel is taken for each step"
         start = time.perf_counter()
         panels = self._pending.result()
-        self.waited_seconds += time.perf_counter() - start
+        self._account.waited_seconds += time.perf_counter() - start
         self._pending = self._load_next()
         return panels
 
@@ -450,7 +482,7 @@ class _Inbox:
             for file, buffers, panel in zip(self._files, self._buffers, step[:2], strict=True):
                 if panel.is_read:
                     panels.append(file.read(panel.box, buffers[panel.slot]))
-                    self.read_bytes += panels[-1].nbytes
+                    self._account.read_bytes += panels[-1].nbytes
                 else:
                     panels.append(file.view(panel.box, buffers[panel.slot]))
         return panels
@@ -468,11 +500,11 @@ class _Outbox:
         plan: Plan,
         output: Output,
         journal: Journal,
+        account: _Account,
         writing: ThreadPoolExecutor,
     ) -> None:
         size = schedule.at_once * schedule.inner.tile_m * schedule.inner.tile_n
-        self.written_bytes = 0
-        self.waited_seconds = 0.0
+        self._account = account
         self._plan, self._output, self._journal = plan, output, journal
         self._writing = writing
         self._buffers = [np.empty(size, plan.dtype) for _ in range(2)]
@@ -490,7 +522,7 @@ class _Outbox:
         _cpu.finish(self._plan, part, values)
         box = (*step.c[:-2], _within(step.c[-2], rows), _within(step.c[-1], columns))
         self._pending.append(self._writing.submit(self._write, step, box, values, is_end))
-        self.written_bytes += values.nbytes
+        self._account.written_bytes += values.nbytes
 
     def close(self) -> None:
         """Return when everything is in the file."""
@@ -500,7 +532,7 @@ class _Outbox:
         start = time.perf_counter()
         while len(self._pending) > most:
             self._pending.popleft().result()
-        self.waited_seconds += time.perf_counter() - start
+        self._account.waited_seconds += time.perf_counter() - start
 
     def _write(self, step: Step, box: Box, values: Array, is_end: bool) -> None:
         with _on_tile(step):

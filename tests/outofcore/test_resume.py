@@ -245,12 +245,62 @@ def test_a_changed_input_is_refused(folder: Path, name: str) -> None:
     assert np.array_equal(load("c.npy"), expected())
 
 
+@pytest.mark.parametrize("kind", ["npy", "zarr", "h5"])
+def test_an_input_changed_under_its_old_time_is_refused(folder: Path, kind: str) -> None:
+    b = np.load("b.npy")
+    if kind == "zarr":
+        zarr.create_array("b.zarr", data=b, chunks=b.shape, compressors=None)
+    elif kind == "h5":
+        with h5py.File("b.h5", "w") as file:
+            file.create_dataset("x", data=b, chunks=b.shape)
+
+    def stop(reached: Progress) -> None:
+        if reached.flops > reached.total_flops / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        multiply_files(
+            "a.npy", f"b.{kind}", "c.npy", memory="8MiB" if kind != "npy" else MEMORY, progress=stop
+        )
+    path = Path("b.zarr/c/0/0" if kind == "zarr" else f"b.{kind}")
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(bytes(8))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.raises(FileError, match=r"of another product: b was changed since\. Run as"):
+        multiply_files("a.npy", f"b.{kind}", "c.npy")
+
+
+def test_another_file_or_the_same_turned_is_refused(folder: Path) -> None:
+    np.save("d.npy", np.load("b.npy"))
+    stop_at(0.5, "c.npy")
+    with pytest.raises(FileError, match=r"of another product: b is another file\. Run as"):
+        multiply_files("a.npy", "d.npy", "c.npy", memory=MEMORY)
+    with pytest.raises(FileError, match=r": b is another array of its file, or turned\. Run as"):
+        multiply_files("a.npy", "b.npy:T", "c.npy", memory=MEMORY)
+    multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
+    assert np.array_equal(load("c.npy"), expected())
+
+
 def test_another_plan_is_refused_and_no_budget_is_the_one_before(folder: Path) -> None:
     stop_at(0.5, "c.npy")
-    with pytest.raises(FileError, match=r"budget_bytes was 1048576, and is 2097152; the plan diff"):
+    message = r"of another product: memory was 1\.00 MiB and is 2\.00 MiB\. Run"
+    with pytest.raises(FileError, match=message):
         multiply_files("a.npy", "b.npy", "c.npy", memory="2MiB")
-    with pytest.raises(FileError, match=r"result was \(700, 700\) float32, and is .* float64"):
+    with pytest.raises(
+        FileError, match=r"the result was \(700, 700\) float32 and is .* float64\. "
+    ):
         multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY, dtype="float64")
+    first, *rest = Path("c.npy.journal").read_text().splitlines(keepends=True)
+    identity = json.loads(first)
+    identity["plan"]["tile_n"] += 1  # as another version might have it
+    Path("c.npy.journal").write_text("".join([json.dumps(identity) + "\n", *rest]))
+    with pytest.raises(FileError, match=r"of another product: the plan differs\. Run as"):
+        multiply_files("a.npy", "b.npy", "c.npy")
+    Path("c.npy.journal").write_text("".join([first, *rest]))
     plan = multiply_files("a.npy", "b.npy", "c.npy")
     assert plan.schedule is not None
     assert plan.schedule.budget_bytes == 1 << 20

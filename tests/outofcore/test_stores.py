@@ -612,3 +612,20 @@ def test_any_box_of_a_store(rng: np.random.Generator) -> None:
             buffer = np.full(x.nbytes + 8, 0xFF, np.uint8)
             assert np.array_equal(cut.read(box, buffer), x[box])
             assert np.array_equal(cut.view(box, buffer), x[box])
+
+
+@pytest.mark.parametrize("kind", ["zarr", "h5"])
+def test_a_store_on_disk_that_is_removed_meanwhile_is_an_error_that_names_it(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / f"a.{kind}"
+    if kind == "zarr":
+        zarr.create_array(path, data=np.ones((4, 4)), chunks=(2, 2))
+    else:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=np.ones((4, 4)), chunks=(2, 2))
+    with open_matrix(path, "a") as a:
+        a.check_unchanged()
+        path.rename(tmp_path / "elsewhere")
+        with pytest.raises(FileError, match=r"a \(.*\) was changed while it was read"):
+            a.check_unchanged()

@@ -40,6 +40,9 @@ __all__ = [
 #: A part of an array: one slice with start and stop for each axis.
 Box = tuple[slice, ...]
 
+#: Which file it is, and what changes when it is written; see `stamp`.
+Stamp = tuple[int, int, int, int]
+
 # Windows has none of these: there, one thread at a time moves the file's position.
 _HAS_PREAD = hasattr(os, "preadv")
 _HAS_PWRITE = hasattr(os, "pwrite")
@@ -65,7 +68,7 @@ class FlatFile:
     dtype: np.dtype[Any]  #: as stored, byte order included
     is_fortran: bool
     offset: int  #: of the first element, in bytes
-    stamp: tuple[int, int]  #: size and modification time when it was opened
+    stamp: Stamp  #: when it was opened
     where: str = "file"
     chunks: None = None  #: any stretch can be read
 
@@ -146,10 +149,8 @@ class FlatFile:
 
     def identity(self) -> dict[str, Any]:
         """Return what tells this content from other content, for a journal."""
-        size, modified_ns = self.stamp
         return {
-            "size": size,
-            "modified_ns": modified_ns,
+            "stamp": list(self.stamp),
             "offset": self.offset,
             "shape": list(self.shape),
             "dtype": str(self.dtype),
@@ -158,12 +159,12 @@ class FlatFile:
 
     def check_unchanged(self) -> None:
         """Raise FileError if the file was written or replaced since it was opened."""
-        if stamp(os.fstat(self.file.fileno())) != self.stamp:
-            raise FileError(f"{self.name} was changed while it was read; run again when it rests")
         if not self.is_same_file(self.path):
             raise FileError(
                 f"{self.name} was removed or replaced while it was read; run again when it rests"
             )
+        if stamp(os.fstat(self.file.fileno())) != self.stamp:
+            raise FileError(f"{self.name} was changed while it was read; run again when it rests")
 
     def is_same_file(self, path: Path) -> bool:
         """Whether ``path`` leads to this very file, by whatever name."""
@@ -358,9 +359,14 @@ def sync_path(path: Path) -> None:
             raise
 
 
-def stamp(status: os.stat_result) -> tuple[int, int]:
-    """Return what tells whether a file was written since: its size and modification time."""
-    return status.st_size, status.st_mtime_ns
+def stamp(status: os.stat_result) -> Stamp:
+    """Return what tells a file from others, and from what it was: inode, size, two times.
+
+    The time of change is the system's own: it tells that a file was written even where the time of
+    modification was put back. The device's number is left out, since it may be another one after
+    a restart.
+    """
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _runs(

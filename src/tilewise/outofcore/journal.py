@@ -14,9 +14,20 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
+from .._memory import format_bytes
 from ..errors import FileError
 
 __all__ = ["Journal", "recorded"]
+
+#: What a product's facts are called where they differ from those of finished tiles.
+_NAMES = {
+    "result": "the result",
+    "budget_bytes": "memory",
+    "device": "the device",
+    "runs_on": "what runs it",
+    "precision": "precision",
+    "tilewise": "tilewise",
+}
 
 
 class Journal:
@@ -177,17 +188,23 @@ def _lock(file: FileIO) -> None:
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Say what is not as it was."""
+    """Say what is not as it was, in a user's words."""
     said = []
-    for key in now:
-        was, is_now = before.get(key), now[key]
+    for name in ("a", "b"):
+        was, is_now = before.get(name), now[name]
         if was == is_now:
             continue
-        if key in ("a", "b"):
-            said.append(f"{key} was changed since")
-        elif key == "plan" and isinstance(was, dict):
-            names = [name for name in is_now if was.get(name) != is_now[name]]
-            said.append(f"the plan differs in {', '.join(names)}")
+        was_stamp, stamp = (x.get("stamp") or [None] for x in (was or {}, is_now or {}))
+        if was_stamp[0] != stamp[0]:
+            said.append(f"{name} is another file")
+        elif was_stamp != stamp:
+            said.append(f"{name} was changed since")
         else:
-            said.append(f"{key} was {was}, and is {is_now}")
-    return "; ".join(said)
+            said.append(f"{name} is another array of its file, or turned")
+    for key, name in _NAMES.items():
+        was, is_now = before.get(key), now[key]
+        if was != is_now and key == "budget_bytes":
+            was, is_now = (size and format_bytes(size) for size in (was, is_now))
+        if was != is_now:
+            said.append(f"{name} was {was or 'not given'} and is {is_now or 'not given'}")
+    return "; ".join(said) or "the plan differs"

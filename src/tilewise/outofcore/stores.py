@@ -59,7 +59,7 @@ class StoreMatrix:
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]  #: of the store; 1 along each axis if it has none
     path: Path | None = None  #: where it is stored, if that is known
-    stamp: Callable[[], Any] | None = None  #: gives what changes with the content, if anything does
+    stamp: Callable[[], list[Any]] | None = None  #: gives which it is, and what changes with it
     opened_as: Any = None  #: what ``stamp`` gave then
     part_bytes: int = LARGEST_PART
     added: tuple[int, ...] = ()  #: axes of length 1 that boxes have and the store has not
@@ -76,7 +76,7 @@ class StoreMatrix:
         dtype: np.dtype[Any],
         *,
         path: Path | None = None,
-        stamp: Callable[[], Any] | None = None,
+        stamp: Callable[[], list[Any]] | None = None,
         close: Callable[[], object] = lambda: None,
     ) -> StoreMatrix:
         """Describe a store whose elements are of type ``dtype``."""
@@ -161,7 +161,13 @@ class StoreMatrix:
 
     def check_unchanged(self) -> None:
         """Raise FileError if the store is known to have been written since it was opened."""
-        if self.stamp is not None and self.stamp() != self.opened_as:
+        if self.stamp is None:
+            return
+        try:
+            is_same = self.stamp() == self.opened_as
+        except OSError:  # it is gone
+            is_same = False
+        if not is_same:
             raise FileError(f"{self.name} was changed while it was read; run again when it rests")
 
     def is_same_file(self, path: Path) -> bool:

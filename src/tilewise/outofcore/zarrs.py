@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DTypeError, FileError
-from .flat import Box, check_room, no_room, sync_path
+from .flat import Box, check_room, no_room, stamp, sync_path
 from .npy import element_type
 from .stores import Layout, StoreMatrix, StoreOutput
 
@@ -205,14 +205,13 @@ def _array_in(zarr: ModuleType, group: Any, inner: str | None, name: str) -> Any
     raise FileError(f"{name} is a group; name one of its arrays (there: {there}) after :")
 
 
-def _folder_stamp(folder: Path) -> str:
-    """Return a digest of the names, sizes and modification times of all files in a folder."""
+def _folder_stamp(folder: Path) -> list[int | str]:
+    """Return which folder it is, and a digest of the names and stamps of all files in it."""
     digest = hashlib.sha256()
     for root, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = os.path.join(root, name)
-            status = os.stat(path)
-            line = f"{os.path.relpath(path, folder)}\0{status.st_size}\0{status.st_mtime_ns}\n"
+            line = f"{os.path.relpath(path, folder)}\0{stamp(os.stat(path))}\n"
             digest.update(line.encode(errors="surrogateescape"))
-    return digest.hexdigest()
+    return [folder.stat().st_ino, digest.hexdigest()]

@@ -174,6 +174,28 @@ def test_what_verify_repairs_is_said_and_no_longer_counts_as_kept(
     assert np.array_equal(load("c.npy"), expected())
 
 
+@pytest.mark.parametrize("is_zero", [False, True])
+@pytest.mark.parametrize("loss", ["gone", "cut"])
+def test_a_tile_whose_chunk_is_lost_is_done_again(
+    folder: Path, computed: list[int], loss: str, is_zero: bool
+) -> None:
+    if is_zero:  # chunks of zeros are as much there as others
+        np.save("a.npy", np.zeros((SIDE, SIDE), np.float32))
+    stop_at(0.7, "c.zarr")
+    kept, before = len(finished("c.zarr")), sum(computed)
+    chunks = [path for path in sorted(Path("c.zarr.part").glob("c/*/*")) if path.is_file()]
+    if loss == "gone":
+        chunks[0].unlink()  # of the first tile
+    else:
+        os.truncate(chunks[0], chunks[0].stat().st_size - 4)
+    plan = multiply_files("a.npy", "b.npy", "c.zarr", memory=MEMORY)
+    assert plan.schedule is not None
+    tile = plan.schedule.tile_m * plan.schedule.tile_n
+    assert np.array_equal(load("c.zarr"), expected())
+    assert sum(computed) - before <= SIDE**2 - (kept - 1) * tile + tile
+    assert sum(computed) - before >= SIDE**2 - kept * tile - tile
+
+
 def test_a_stop_while_it_is_checked_costs_nothing(
     folder: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,9 @@ class Output(Protocol):
 
     def write(self, box: Box, values: NDArray[Any]) -> None: ...
 
+    def holds(self, box: Box) -> bool:
+        """Whether what was written to a box is there, as far as that is seen without reading."""
+
     def sync(self) -> None:
         """Return when all that was written is durable."""
 

@@ -30,6 +30,7 @@ from .flat import Box
 from .journal import Journal, recorded
 from .planning import layout_of, part_bytes_of, plan_files
 from .schedule import Schedule, Step, Tiles
+from .stores import Layout
 
 __all__ = ["Progress", "multiply_files", "run_plan"]
 
@@ -228,7 +229,9 @@ def _open_output(plan: Plan, a: Matrix, b: Matrix, target: Target, journal: Jour
     most = part_bytes_of(plan)
     if journal.done:
         try:
-            return target.reopen(layout, most)
+            output = target.reopen(layout, most)
+            journal.forget({tile for tile, box in _boxes(plan, layout) if not output.holds(box)})
+            return output
         except FileError:  # the journal outlived it
             journal.forget(set(journal.done))
     return target.create(layout, most)
@@ -338,6 +341,15 @@ def _tiles_at(plan: Plan, where: Where | None) -> set[int]:
         ):
             found.add(step.tile)
     return found
+
+
+def _boxes(plan: Plan, layout: Layout) -> Iterator[tuple[int, Box]]:
+    """Yield each tile of a result, by number and place."""
+    schedule = plan.schedule
+    if schedule is None or schedule.is_whole:
+        yield 0, _everything(layout.grid)
+        return
+    yield from ((step.tile, step.c) for step in schedule.steps() if step.is_last)
 
 
 def _tile_count(plan: Plan) -> int:

@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -113,6 +114,8 @@ class ZarrOutput(StoreOutput):
         name = f"out ({final})"
         try:
             array = _zarr(name).open_array(part, mode="r+")
+            # What is not there is not done; so chunks of zeros are written like any.
+            array = array.with_config({"write_empty_chunks": True})
         except (OSError, ValueError) as error:
             raise FileError(f"{part} is not the output that was begun: {error}") from error
         super().__init__(array, layout, name, part_bytes)
@@ -124,14 +127,15 @@ class ZarrOutput(StoreOutput):
     def write(self, box: Box, values: NDArray[Any]) -> None:
         """Write the values of a box."""
         super().write(box, values)
-        chunks = self.store.chunks
-        at = [part for axis, part in enumerate(box) if axis not in self._added]
-        numbers = (
-            range(part.start // size, -(-part.stop // size))
-            for part, size in zip(at, chunks, strict=True)
-        )
-        encode = self.store.metadata.encode_chunk_key
-        self._unsynced |= {self.part / encode(key) for key in itertools.product(*numbers)}
+        self._unsynced.update(self._files(box))
+
+    def holds(self, box: Box) -> bool:
+        """Whether the chunks of a box are there, with all their bytes."""
+        size = math.prod(self.store.chunks) * self.dtype.itemsize
+        try:
+            return all(path.stat().st_size == size for path in self._files(box))
+        except FileNotFoundError:
+            return False
 
     def sync(self) -> None:
         """Return when all that was written is durable."""
@@ -139,8 +143,6 @@ class ZarrOutput(StoreOutput):
         for path in (*self._unsynced, *folders):
             try:
                 sync_path(path)
-            except FileNotFoundError:  # a chunk of zeros is one that is not there
-                continue
             except OSError as error:
                 raise no_room(self._name, self.part, self.nbytes, error) from error
         self._unsynced.clear()
@@ -161,6 +163,16 @@ class ZarrOutput(StoreOutput):
             sync_path(folder)
         except OSError as error:
             raise FileError(f"{self._name} cannot be completed: {error}") from error
+
+    def _files(self, box: Box) -> Iterator[Path]:
+        """Yield the files of the chunks that a box is in."""
+        at = [part for axis, part in enumerate(box) if axis not in self._added]
+        numbers = (
+            range(part.start // size, -(-part.stop // size))
+            for part, size in zip(at, self.store.chunks, strict=True)
+        )
+        encode = self.store.metadata.encode_chunk_key
+        return (self.part / encode(key) for key in itertools.product(*numbers))
 
     def _refused(self, part: Box, error: Exception) -> FileError:
         if isinstance(error, OSError) and error.errno is not None:

@@ -53,7 +53,10 @@ _Right = Annotated[
 _Memory = Annotated[
     str | None,
     typer.Option(
-        help="What tilewise may hold: 2GiB, 500MB, 50%. Without it, half of the free memory."
+        help=(
+            "What tilewise may hold: 2GiB, 500MB, 50%. Without it, half of the free memory, "
+            "rounded down to a power of two."
+        )
     ),
 ]
 _DType = Annotated[
@@ -134,7 +137,14 @@ def mul(
     precision: _Precision = None,
     devices: _Devices = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Prove the result before it appears.")
+        bool,
+        typer.Option(
+            "--verify",
+            help=(
+                "Prove the result before it appears. Takes 64 MiB and more, whatever --memory "
+                "says, and room on the disk for a copy of each .zarr and chunked .h5."
+            ),
+        ),
     ] = False,
     as_json: _Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,

@@ -107,10 +107,39 @@ def test_a_disk_that_fills_up_costs_only_what_was_unfinished(
     assert [path.name for path in disk.iterdir()] == ["c.zarr"]
 
 
-def test_a_copy_to_check_with_that_has_no_room_is_said(
-    disk: Path, operands: tuple[Path, Path]
+def test_room_for_the_copies_of_a_check_is_counted_before_any_work(
+    disk: Path, operands: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(FileError, match=r"a copy of out \(.*c\.zarr\) to check with needs 4\.00 M"):
-        multiply_files(*operands, disk / "c.zarr", memory="2MiB", verify=True)
-    multiply_files(*operands, disk / "c.zarr", memory="2MiB")  # every tile is there already
+    with monkeypatch.context() as patch:
+        patch.setattr(_cpu, "add_product", None)
+        message = (
+            r"out \(.*c\.zarr\) needs 4\.00 MiB, and to verify it 4\.00 MiB for copies of what "
+            r"cannot be mapped \(out \(.*c\.zarr\)\); .* has 6\.00 MiB free\. Make room"
+        )
+        with pytest.raises(FileError, match=message):
+            multiply_files(*operands, disk / "c.zarr", memory="2MiB", verify=True)
+        assert not list(disk.iterdir())
+        a = np.load(operands[0])  # not a file, so copied
+        with pytest.raises(FileError, match=r"4\.00 MiB, .* 4\.00 MiB .* \(a \(ndarray\)\); "):
+            multiply_files(a, operands[1], disk / "c.npy", memory="2MiB", verify=True)
+        assert not list(disk.iterdir())
+    multiply_files(*operands, disk / "c.npy", memory="2MiB", verify=True)  # mapped
+    assert np.array_equal(np.load(disk / "c.npy"), product(operands))
+
+
+def test_what_is_begun_counts_as_room_for_a_check(
+    disk: Path, operands: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(reached: Progress) -> None:
+        if reached.flops > reached.total_flops / 3:
+            raise KeyboardInterrupt
+
+    a = np.load(operands[0])[:512]  # a result of 2 MiB, and a copy of it
+    np.save(operands[0], a)
+    with pytest.raises(KeyboardInterrupt):
+        multiply_files(*operands, disk / "c.zarr", memory="2MiB", progress=stop)
+    begun = sum(path.stat().st_size for path in (disk / "c.zarr.part").rglob("?") if path.is_file())
+    (disk / "other").write_bytes(bytes(SIZE - (4 << 20) - (200 << 10)))
+    assert begun > 200 << 10
+    multiply_files(*operands, disk / "c.zarr", memory="2MiB", verify=True)
     assert np.array_equal(zarr.open_array(disk / "c.zarr", mode="r")[:], product(operands))

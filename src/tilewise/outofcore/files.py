@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._arrays import check_has_all_elements
+from .._memory import format_bytes
 from ..errors import DTypeError, FileError
 from ..numerics import dtypes
 from . import hdf5, npy, zarrs
@@ -250,6 +251,27 @@ class Target:
         else:
             offset = hdf5.hdf5_offset(self.part, self.inner)
         return FlatOutput(self.part, self.final, layout.grid, layout.dtype, offset)
+
+    def check_room_to_verify(self, a: Matrix, b: Matrix, result_bytes: int) -> None:
+        """Raise FileError if the disk has no room for the output beside what a check copies."""
+        copied = [(x.name, x.nbytes) for x in (a, b) if isinstance(x, StoreMatrix)]
+        if self.kind in ("zarr", "store"):
+            copied.append((self.name, result_bytes))
+        copies = sum(size for _, size in copied)
+        output = 0
+        if self.part is not None:
+            begun = self.part.rglob("*") if self.part.is_dir() else [self.part]
+            there = sum(path.stat().st_size for path in begun if path.is_file())
+            output = max(result_bytes - there, 0)
+        free = shutil.disk_usage(self.folder).free
+        if copies and output + copies > free:
+            names = ", ".join(name for name, _ in copied)
+            raise FileError(
+                f"{self.name} needs {format_bytes(output, is_needed=True)}, and to verify it "
+                f"{format_bytes(copies, is_needed=True)} for copies of what cannot be mapped "
+                f"({names}); {self.folder} has {format_bytes(free)} free. Make room, or do "
+                "without verify (--verify)"
+            )
 
     def discard(self) -> None:
         """Remove what there is of an output that was not completed."""

@@ -73,14 +73,15 @@ def multiply_files(
     dtype, precision, devices
         As for `matmul`.
     memory : int or str, optional
-        Budget for what tilewise holds, beside Python's and NumPy's own 60 MiB or so: "2GiB", "50%".
+        Budget for what tilewise holds to multiply, beside Python's and NumPy's own 60 MiB or so:
+        "2GiB", "50%".
         Without one, half of the free memory, rounded down to a power of two so that runs are
         usually alike.
     verify : bool
         Check the result by `check` before it gets its name; tiles in which that finds a wrong
-        element are computed again. That holds what `check` says, when all buffers have been given
-        back; what cannot be mapped (Zarr, chunked HDF5) is copied to a nameless file beside the
-        output for it.
+        element are computed again. When all buffers have been given back, it holds what `check`
+        says, which may be more than ``memory``. What cannot be mapped (Zarr, chunked HDF5, stores)
+        is copied for it, whole, to nameless files beside the output: that much more room is needed.
     progress : callable, optional
         Called with a `Progress` after each step, in the calling thread; once where none is left.
 
@@ -227,6 +228,8 @@ def _identity(plan: Plan, a: dict[str, Any] | None, b: dict[str, Any] | None) ->
 def _open_output(plan: Plan, a: Matrix, b: Matrix, target: Target, journal: Journal) -> Output:
     layout = layout_of(plan, a, b)
     most = part_bytes_of(plan)
+    if plan.verify:
+        target.check_room_to_verify(a, b, math.prod(plan.shape) * plan.dtype.itemsize)
     if journal.done:
         try:
             output = target.reopen(layout, most)

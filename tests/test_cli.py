@@ -181,6 +181,20 @@ def nothing(folder: Path) -> None:
     """Leave the operands as they are."""
 
 
+def a_folder_as_part(folder: Path) -> None:
+    Path("C.npy.part").mkdir()
+
+
+def a_file_as_part_of_a_folder(folder: Path) -> None:
+    Path("C.zarr.part").touch()
+    Path("C.zarr.journal").touch()
+
+
+def a_folder_as_known_part(folder: Path) -> None:
+    a_folder_as_part(folder)
+    Path("C.npy.journal").touch()
+
+
 @pytest.mark.parametrize(
     ("spoil", "arguments", "message"),
     [
@@ -194,6 +208,17 @@ def nothing(folder: Path) -> None:
             [],
             r"A\.npy \(shape \(4, 3\), .*\) and B\.npy .*: axis 1 of A\.npy has 3 elements and .*",
         ),
+        (
+            a_folder_as_part,
+            [],
+            r"out \(C\.npy\) would be .*\.part, which is there .*; move it away",
+        ),
+        (
+            a_file_as_part_of_a_folder,
+            ["-o", "C.zarr"],
+            r"out \(C\.zarr\) would be written as .*; move it away",
+        ),
+        (a_folder_as_known_part, [], r"out \(C\.npy\) would be written as .*; move it away"),
         (words, [], r"a \(A\.npy\) has dtype <U1, which cannot be multiplied: .*"),
         (nothing, ["--memory", "nan"], r"memory='nan' is not a budget; give bytes, or text .*"),
         (nothing, ["--memory", "3 apples"], r"memory='3 apples' is not a budget; .*"),

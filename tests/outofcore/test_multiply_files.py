@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tilewise as tw
 from tests.support import COMPLEX, FLOATS, INTEGERS, small_integers, within_bound
 from tilewise import _cpu
 from tilewise.errors import (
@@ -278,6 +279,21 @@ def test_B5_more_elements_than_int32_counts(folder: Folder, rng: np.random.Gener
     assert c.shape == (n, n)
     rows = [0, 1, n // 2, n - 2, n - 1]
     assert np.array_equal(c[rows], (a[rows].astype(np.int64) @ b.astype(np.int64)).astype(np.int8))
+
+
+def test_a_progress_that_cannot_be_called_is_refused_first(
+    folder: Folder, rng: np.random.Generator
+) -> None:
+    a = rng.standard_normal((4, 4))
+    for name in ("a.npy", "b.npy"):
+        np.save(folder.path / name, a)
+    paths = [folder.path / name for name in ("a.npy", "b.npy", "c.npy")]
+    wrong: Any = 5
+    with pytest.raises(OptionError, match="progress=5 cannot be called; give a function of a Prog"):
+        multiply_files(*paths, progress=wrong)
+    with pytest.raises(OptionError, match="progress=5 cannot be called"):
+        tw.plan(*paths[:2])(*paths[:2], out=paths[2], progress=wrong)
+    assert folder.names() == ["a.npy", "b.npy"]
 
 
 def test_progress_counts_up_to_everything(folder: Folder, rng: np.random.Generator) -> None:

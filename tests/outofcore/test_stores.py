@@ -629,3 +629,70 @@ def test_a_store_on_disk_that_is_removed_meanwhile_is_an_error_that_names_it(
         path.rename(tmp_path / "elsewhere")
         with pytest.raises(FileError, match=r"a \(.*\) was changed while it was read"):
             a.check_unchanged()
+
+
+class WriteOnly:
+    """A store that takes a result and gives nothing back."""
+
+    shape, dtype = (6, 6), np.dtype(np.float64)
+
+    def __init__(self) -> None:
+        self.values = np.zeros(self.shape)
+
+    def __setitem__(self, box: Any, values: Any) -> None:
+        self.values[box] = values
+
+
+class Forgetful(WriteOnly):
+    """A store that answers, with nothing."""
+
+    def __getitem__(self, box: Any) -> Any:
+        return None
+
+
+class Broken(WriteOnly):
+    """A store that cannot be read."""
+
+    def __getitem__(self, box: Any) -> Any:
+        raise ZeroDivisionError("by nobody")
+
+
+def test_a_result_that_cannot_be_read_back_is_not_verified(folder: Path) -> None:
+    x = np.arange(36.0).reshape(6, 6)
+    np.save("a.npy", x)
+    out = WriteOnly()
+    with pytest.raises(FileError, match=r"out is WriteOnly, which has no __getitem__, and verify"):
+        multiply_files("a.npy", "a.npy", out, verify=True)
+    with pytest.raises(FileError, match=r"out is WriteOnly, which has no __getitem__, and verify"):
+        tw.plan("a.npy", "a.npy", verify=True)("a.npy", "a.npy", out=out)
+    assert not out.values.any()
+    multiply_files("a.npy", "a.npy", out)
+    assert np.array_equal(out.values, x @ x)
+
+
+def test_a_store_that_gives_nothing_is_named_with_the_box(folder: Path) -> None:
+    np.save("a.npy", np.ones((6, 6)))
+    gave = r"gave \(\) object for \[0:6, 0:6\], which has \(6, 6\) float64"
+    with pytest.raises(FileError, match=rf"a \(Forgetful\) {gave}"):
+        multiply_files(Forgetful(), "a.npy", "c.npy")
+    with pytest.raises(FileError, match=rf"out \(Forgetful\) {gave}"):
+        multiply_files("a.npy", "a.npy", Forgetful(), verify=True)
+    message = r"out \(Broken\) cannot be read back at \[0:6, 0:6\]: ZeroDivisionError: by nobody"
+    with pytest.raises(FileError, match=message):
+        multiply_files("a.npy", "a.npy", Broken(), verify=True)
+    assert [path.name for path in folder.iterdir()] == ["a.npy"]
+
+
+def test_a_store_may_give_the_other_byte_order_and_no_other_type(folder: Path) -> None:
+    class Other(WriteOnly):
+        gives = ">f8"
+
+        def __getitem__(self, box: Any) -> Any:
+            return np.arange(36.0).reshape(6, 6)[box].astype(self.gives)
+
+    np.save("a.npy", np.eye(6))
+    multiply_files(Other(), "a.npy", "c.npy")
+    assert np.array_equal(np.load("c.npy"), np.arange(36.0).reshape(6, 6))
+    Other.gives = "<i8"  # as wide, and not raw bytes of a float64
+    with pytest.raises(FileError, match=r"a \(Other\) gave \(6, 6\) int64 for \[0:6, 0:6\]"):
+        multiply_files(Other(), "a.npy", "c.npy")

@@ -146,10 +146,15 @@ class Target:
     store: Any = None
 
     @classmethod
-    def of(cls, out: FileOperand) -> Target:
-        """Return where ``out`` leads, or raise FileError if it cannot be written."""
+    def of(cls, out: FileOperand, verify: bool = False) -> Target:
+        """Return where ``out`` leads; FileError if it cannot be written, or read to ``verify``."""
         if not isinstance(out, (str, os.PathLike)):
             if hasattr(out, "__setitem__") and hasattr(out, "shape") and hasattr(out, "dtype"):
+                if verify and not hasattr(out, "__getitem__"):
+                    raise FileError(
+                        f"out is {type(out).__name__}, which has no __getitem__, and verify reads the "
+                        "result back; give it one, or leave verify out"
+                    )
                 return cls(f"out ({type(out).__name__})", "store", store=out)
             raise FileError(
                 f"out is {type(out).__name__}, neither a path nor a store that can be written"
@@ -213,10 +218,12 @@ class Target:
         FileError
             As `Journal` does, or if what is in the part's place was not begun with one.
         """
-        is_there, is_known = (
-            path is not None and os.path.exists(path) for path in (self.part, self.journal_path)
-        )
-        if is_there and not is_known:
+        part, known = self.part, self.journal_path
+        if part is not None and known is not None and part.exists():
+            is_own = known.exists() and (part.is_dir() if self.kind == "zarr" else part.is_file())
+        else:
+            is_own = True
+        if not is_own:
             raise FileError(
                 f"{self.name} would be written as {self.part}, which is there already and not "
                 "known as a part of it; move it away"

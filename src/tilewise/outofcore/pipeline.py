@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from .. import __version__, _cpu
 from .._arrays import no_stream
 from .._plan import Plan
-from ..errors import CheckError, FileError, ShapeError, TilewiseError
+from ..errors import CheckError, FileError, OptionError, ShapeError, TilewiseError
 from ..numerics.verdict import Where
 from .files import FileOperand, Matrix, Output, Target, open_matrix
 from .flat import Box
@@ -100,8 +100,9 @@ def multiply_files(
     CheckError
         If ``verify`` found the result wrong, and again after computing it anew.
     """
+    report = _report(progress)
     with open_matrix(a, "a") as left, open_matrix(b, "b") as right:
-        target = _target(out, left, right)
+        target = _target(out, verify, left, right)
         if memory is None:
             memory = recorded(target.journal_path).get("budget_bytes")
         plan = plan_files(
@@ -114,7 +115,7 @@ def multiply_files(
             verify=verify,
             is_flat=target.kind in ("npy", "hdf5"),
         )
-        _run(plan, left, right, target, progress or (lambda _: None))
+        _run(plan, left, right, target, report)
     return plan
 
 
@@ -152,8 +153,9 @@ def run_plan(
     """Run a plan for files on operands, after checking that they are those it was made for."""
     if stream is not None:
         raise no_stream(stream)
+    report = _report(report)
     with open_matrix(a, "a") as left, open_matrix(b, "b") as right:
-        target = _target(out, left, right)
+        target = _target(out, plan.verify, left, right)
         again = plan_files(
             left,
             right,
@@ -167,12 +169,20 @@ def run_plan(
         for x, planned in ((again.a, plan.a), (again.b, plan.b)):
             if (x.shape, x.dtype, x.strides) != (planned.shape, planned.dtype, planned.strides):
                 raise ShapeError(f"{x} is not what this plan is for: {planned}; make a plan for it")
-        _run(again, left, right, target, report or (lambda _: None))
+        _run(again, left, right, target, report)
     return out
 
 
-def _target(out: FileOperand, *operands: Matrix) -> Target:
-    target = Target.of(out)
+def _report(progress: Report | None) -> Report:
+    if progress is None:
+        return lambda _: None
+    if not callable(progress):
+        raise OptionError(f"progress={progress!r} cannot be called; give a function of a Progress")
+    return progress
+
+
+def _target(out: FileOperand, verify: bool, *operands: Matrix) -> Target:
+    target = Target.of(out, verify)
     for x in operands:
         if target.final is not None and x.is_same_file(target.final):
             raise FileError(

@@ -189,13 +189,7 @@ class StoreMatrix:
             raise FileError(
                 f"{self.name} cannot be read at {self._blamed(part)}: {_said(error)}"
             ) from error
-        if values.dtype != self.dtype and values.dtype.itemsize == self.dtype.itemsize:
-            values = values.view(self.dtype)  # raw bytes, said to be bfloat16
-        if values.dtype != self.dtype or values.size != math.prod(_sizes(part)):
-            raise FileError(
-                f"{self.name} gave {values.shape} {values.dtype} for {_place(part)}, "
-                f"which has {_sizes(part)} {self.dtype}"
-            )
+        values = _elements(values, self.dtype, part, self.name)
         return (values.T if self.is_turned else values).reshape(_sizes(part))
 
     def _stored(self, box: Box) -> Box:
@@ -280,10 +274,15 @@ class StoreOutput:
         """Return what is written so far as a memory map of a nameless file in ``folder``."""
 
         def read(part: Box) -> NDArray[Any]:
-            values = np.asarray(self.store[part])
-            if is_extension(self.dtype):
-                return values.view(self.dtype)
-            return values.astype(self.dtype, copy=False)
+            try:
+                values = np.asarray(self.store[part])
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise FileError(
+                    f"{self._name} cannot be read back at {_place(part)}: {_said(error)}"
+                ) from error
+            return _elements(values, self.dtype, part, self._name).reshape(_sizes(part))
 
         shape = tuple(self.store.shape)
         return spooled(shape, self.dtype, chunks_of(self.store), read, folder, self._name)
@@ -368,6 +367,21 @@ def spooled(
         copy[part] = read(part)
         release(copy)
     return copy
+
+
+def _elements(values: NDArray[Any], dtype: np.dtype[Any], part: Box, name: str) -> NDArray[Any]:
+    """Return what a store gave for a box as ``dtype``, or raise FileError if that is not it."""
+    is_raw = values.dtype.type is np.void or values.dtype.kind in "iu"
+    if is_raw and is_extension(dtype) and values.dtype.itemsize == dtype.itemsize:
+        values = values.view(dtype)
+    if values.dtype.newbyteorder("=") != dtype.newbyteorder("=") or (
+        values.size != math.prod(_sizes(part))
+    ):
+        raise FileError(
+            f"{name} gave {values.shape} {values.dtype} for {_place(part)}, "
+            f"which has {_sizes(part)} {dtype}"
+        )
+    return values.astype(dtype, copy=False)
 
 
 def _aligned(part: slice, chunk: int, step: int) -> Iterator[slice]:

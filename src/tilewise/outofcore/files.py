@@ -152,8 +152,8 @@ class Target:
             if hasattr(out, "__setitem__") and hasattr(out, "shape") and hasattr(out, "dtype"):
                 if verify and not hasattr(out, "__getitem__"):
                     raise FileError(
-                        f"out is {type(out).__name__}, which has no __getitem__, and verify reads the "
-                        "result back; give it one, or leave verify out"
+                        f"out is {type(out).__name__}, which has no __getitem__, and verify reads "
+                        "the result back; give it one, or leave verify out"
                     )
                 return cls(f"out ({type(out).__name__})", "store", store=out)
             raise FileError(

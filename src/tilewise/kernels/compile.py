@@ -11,6 +11,7 @@ reads the result::
 from __future__ import annotations
 
 import argparse
+import atexit
 import hashlib
 import importlib
 import inspect
@@ -276,7 +277,7 @@ def _compile_all(
         return
     # A fresh interpreter each: compilers have threads, and a fork would copy their locks.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(jobs, context, _end_quietly) as pool:
         running: dict[Future[Any], list[tuple[str, Variant, str]]] = {
             pool.submit(_compile_named, module, name, [target for *_, target in wanted]): wanted
             for (module, name, _), wanted in together.items()
@@ -284,6 +285,11 @@ def _compile_all(
         for future in as_completed(running):
             for item, result in zip(running[future], future.result(), strict=True):
                 yield *item, result
+
+
+def _end_quietly() -> None:
+    """Let this process end before Triton's bindings print pages about objects that they leak."""
+    atexit.register(os._exit, 0)
 
 
 def _compile_named(
@@ -403,4 +409,6 @@ def _shared_limit(target: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # as in `_end_quietly`

@@ -1,4 +1,4 @@
-"""Every kernel launched a few times, small enough for compute-sanitizer to watch.
+"""Kernels of every family launched a few times, small enough for compute-sanitizer to watch.
 
 ``compute-sanitizer --tool racecheck python -m tests.gpu.sanitized hopper`` (or others) ends with
 the sanitizer's own summary; results are compared too. pytest is not in the way, so whatever the

@@ -1,99 +1,137 @@
-"""Kernels of every family launched a few times, small enough for compute-sanitizer to watch.
+"""Every kernel launched at least once, small enough for compute-sanitizer to watch.
 
 ``compute-sanitizer --tool racecheck python -m tests.gpu.sanitized hopper`` (or others) ends with
 the sanitizer's own summary; results are compared too. pytest is not in the way, so whatever the
-sanitizer reports is the kernels'.
+sanitizer reports is the kernels'. Which kernel a problem needs is known without a GPU:
+``tests/kernels/test_compile.py`` looks that `JOBS` leave none out.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain, product
+from typing import Any, NamedTuple
 
 import numpy as np
 
-import tilewise as tw
+from tests.gpu import test_float32 as float32
 from tests.gpu import test_hopper as hopper
 from tests.gpu import test_portable as portable
-from tests.gpu.support import download, upload
-from tests.kernels.products import ALL, placed, whole
-from tilewise.kernels.hopper_plan import choices
+from tests.gpu import test_skinny as skinny
+from tests.gpu.test_hopper import Stack
+from tests.kernels.products import ALL, Array, placed, poison, problem_of, reference, ways_of
+from tests.kernels.products import whole as integers
+from tilewise import guide
+from tilewise.kernels.hopper_float32_plan import Choice
+from tilewise.kernels.hopper_plan import choices, launches
+from tilewise.kernels.portable_steps import Steps
+from tilewise.numerics.dtypes import product_dtype
+
+__all__ = ["JOBS", "Job", "main"]
+
+
+class Job(NamedTuple):
+    """Names of kernels of a family, and what launches them and looks at what they made."""
+
+    names: frozenset[str]
+    run: Callable[[], None]
 
 
 def main(families: list[str]) -> None:
-    ran = set()
     for family in families:
-        ran |= FAMILIES[family]()
-    print(f"{len(ran)} kernels ran and their results are right")
-
-
-def run_hopper() -> set[str]:
-    """A K longer than every ring of stages, and sizes that end inside a tile."""
-    ran: set[str] = set()
-    for dtype, layout, pitch in itertools.product(("bf16", "fp16"), hopper.LAYOUTS, (8, 1)):
-        m, n, k = 200, 264, 840
-        a, b = hopper.operands(m, n, k, dtype, layout, pitch)
-        hopper.filled(a, 1), hopper.filled(b, 2)
-        c = hopper.Stack.dense(m, n, dtype, pitch=pitch)
-        expected = hopper.exact(a, b).astype(c.flat.dtype)
-        problem = hopper.problem(a, b, c)
-        for choice in choices(problem):
-            names = {step.kernel for step in hopper.launches(problem, choice)}
-            if names <= ran:
-                continue
-            found = hopper.result(problem, choice, a, b, c)
-            np.testing.assert_array_equal(found, expected, str(choice))
-            ran |= names
-    return ran
-
-
-def run_portable() -> set[str]:
-    ran: set[str] = set()
-    for dtype, orders in itertools.product(ALL, itertools.product("CF", repeat=2)):
-        rng = np.random.default_rng(5)
-        a, _ = placed(whole(rng, (130, 200), dtype), orders[0], 16)
-        b, _ = placed(whole(rng, (200, 70), dtype), orders[1], 16)
-        result = portable.product_dtype(a.dtype, b.dtype)
-        expected = portable.reference(a, b, result)
-        c, _ = placed(expected, "C", 3)
-        for way in portable.ways(a, b, c):
-            names = {step.kernel for step in way.steps}
-            if names <= ran:
-                continue
-            portable.poison(c)
-            portable.run(way, a, b, c)
-            assert (c == expected).all(), way.why
-            ran |= names
-    return ran
-
-
-def run_public() -> set[str]:
-    """Kernels that a plan picks by size: float32 on tensor cores, wide and skinny, and bytes."""
-    ran: set[str] = set()
-    rng = np.random.default_rng(7)
-    for dtype in ("float32", "complex64", "int8", "float8_e4m3fn"):
-        for m, n, k in ((200, 264, 840), (16, 300, 840), (33, 65, 17000)):
-            for orders in itertools.product("CF", repeat=2):
-                a, _ = placed(whole(rng, (m, k), dtype), orders[0], 16)
-                b, _ = placed(whole(rng, (k, n), dtype), orders[1], 16)
-                if dtype == "float32":
-                    a[3] *= np.geomspace(1e-20, 1e20, k).astype(np.float32)  # flagged
-                x, y = upload(a), upload(b)
-                options = {"dtype": np.int32} if dtype == "int8" else {}
-                plan = tw.plan(x, y, **options)
-                assert plan.recipe is not None
-                names = {f"{plan.recipe.family}/{step.kernel}" for step in plan.recipe.steps}
-                if names <= ran:
-                    continue
-                found = download(plan(x, y))
-                expected = portable.reference(a, b, plan.dtype)
-                rows = [i for i in range(m) if i != 3]
-                assert (found[rows] == expected[rows]).all(), plan
+        ran: set[str] = set()
+        for names, run in JOBS[family]():
+            if not names <= ran:
+                run()
                 ran |= names
-    return ran
+        print(f"{family}: {len(ran)} kernels ran and their results are right", flush=True)
 
 
-FAMILIES = {"hopper": run_hopper, "portable": run_portable, "public": run_public}
+def hopper_jobs() -> Iterator[Job]:
+    """A K longer than every ring of stages, then one of pieces; sizes that end inside a tile."""
+    sizes = ((200, 840), (16, 840), (32, 840), (200, 16400))
+    for dtype, layout in product(("bf16", "fp16"), hopper.LAYOUTS):
+        for (m, k), (n, pitch) in product(sizes, ((264, 8), (261, 1))):
+            a, b = hopper.operands(m, n, k, dtype, layout, pitch)
+            hopper.filled(a, 1, -1, 1), hopper.filled(b, 2, -1, 1)
+            c = Stack.dense(m, n, dtype, pitch=pitch)
+            for choice in choices(hopper.problem(a, b, c)):
+                steps = launches(hopper.problem(a, b, c), choice)
+                yield Job(_names(steps), partial(_run_hopper, choice, a, b, c))
+
+
+def float32_jobs() -> Iterator[Job]:
+    """Lengths of K that splits tell apart; a row and a column are flagged when it runs."""
+    sizes = ((200, 264, 840), (600, 72, 80), (200, 136, 2100), (33, 65, 17000))
+    for (m, n, k), layout, pitch in product(sizes, hopper.LAYOUTS, (8, 1)):
+        for precision, dtype in product((None, "tf32"), ("fp32", "c64")):
+            a, b = (Stack.dense(m, k, dtype, layout[0], pitch), Stack.dense(k, n, dtype, layout[1]))
+            c = Stack.dense(m, n, dtype, pitch=pitch)
+            p = float32.problem(a, b, c, dtype=dtype, precision=precision)
+            few = skinny.every_way(p) if (precision, dtype) == (None, "fp32") else ()
+            for choice in chain(float32.choices(p), few):
+                yield Job(_names(choice.steps), partial(_run_float32, choice, a, b, c))
+
+
+def portable_jobs() -> Iterator[Job]:
+    rng = np.random.default_rng(5)
+    layouts = [((130, 72, 200), *x) for x in product("CF", "CF", (16, 3))]
+    in_pieces = [((m, n, 17000), "C", "C", 16) for m, n in ((10, 24), (40, 136))]
+    for dtype in ALL:
+        for (m, n, k), a_order, b_order, margin in (*layouts, *in_pieces):
+            a, _ = placed(integers(rng, (m, k), dtype), a_order, margin)
+            b, _ = placed(integers(rng, (k, n), dtype), b_order, margin)
+            c, _ = placed(np.zeros((m, n), product_dtype(a.dtype, b.dtype)), "C", margin)
+            for way in ways_of(problem_of(a, b, c)):
+                yield Job(_names(way.steps), partial(_run_portable, way, a, b, c))
+
+
+def guide_jobs() -> Iterator[Job]:
+    for kernel in (guide.Muld, guide.Muld_any, guide.naive):
+        yield Job(frozenset({kernel.__name__}), partial(_run_guide, kernel))
+
+
+JOBS: Mapping[str, Callable[[], Iterator[Job]]] = {
+    "hopper": hopper_jobs,
+    "hopper_float32": float32_jobs,
+    "portable": portable_jobs,
+    "guide": guide_jobs,
+}
+
+
+def _names(steps: Any) -> frozenset[str]:
+    return frozenset(step.kernel for step in steps)
+
+
+def _run_hopper(choice: hopper.Choice, a: Stack, b: Stack, c: Stack) -> None:
+    found = hopper.result(hopper.problem(a, b, c), choice, a, b, c)
+    np.testing.assert_array_equal(found, hopper.exact(a, b).astype(c.flat.dtype), str(choice))
+
+
+def _run_float32(choice: Choice, a: Stack, b: Stack, c: Stack) -> None:
+    small = [float32.small(x, seed) for seed, x in enumerate((a, b))]
+    for x, at in zip(small, ((0, 0, 3, 0), (0, 0, 0, 5)), strict=True):
+        x.view[at] = float32.TINY
+    found = float32.cut_out(float32.carry_out(choice, (a, b, c)), c)
+    wide = [x.view.astype(np.complex128) for x in small]
+    float32.close_to(found, np.matmul(*wide).astype(c.flat.dtype), choice.why)
+
+
+def _run_portable(way: Steps, a: Array, b: Array, c: Array) -> None:
+    poison(c)
+    portable.run(way, a, b, c)
+    assert (c == reference(a, b, c.dtype)).all(), way.why
+
+
+def _run_guide(kernel: Any) -> None:
+    a = np.arange(48 * 64, dtype=np.float32).reshape(48, 64) % 7
+    b = np.arange(64 * 32, dtype=np.float32).reshape(64, 32) % 5
+    c = np.full((48, 32), np.nan, np.float32)
+    guide.Mul(a, b, 48, 64, 32, c, kernel=kernel, device="cuda:0")
+    np.testing.assert_array_equal(c, a.astype(np.float64) @ b)
+
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(FAMILIES))
+    main(sys.argv[1:] or list(JOBS))

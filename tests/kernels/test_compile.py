@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu import sanitized
 from tilewise import guide, kernels
 from tilewise.errors import DeviceError, KernelError, OptionError
 from tilewise.kernels import compile as compiler
@@ -260,6 +261,15 @@ def test_every_kernel_is_built_and_fit_to_ship(module: str) -> None:
             assert compiler._is_right(place, entry, compiler._key(each, target)), (
                 f"{each.name} for {target} is out of date or unfit; run make kernels"
             )
+
+
+@pytest.mark.parametrize("family", sanitized.JOBS)
+def test_the_sanitizer_is_shown_every_kernel(family: str) -> None:
+    """On one of the architectures, Hopper, by what each job is going to launch."""
+    modules = [module for module in families() if compiler._family(module) == family]
+    every = {v.name for m in modules for v in compiler._variants(m) if "sm_90a" in v.targets}
+    shown = set().union(*(job.names for job in sanitized.JOBS[family]()))
+    assert shown == every
 
 
 def test_all_kernels_together_are_small() -> None:

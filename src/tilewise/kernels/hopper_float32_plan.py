@@ -26,12 +26,25 @@ from tilewise.numerics.schemes import (
 from . import skinny_plan
 from .hopper_float32_table import LONGEST_K, PIECE_TILES, ROW_TILES, TILE
 from .hopper_plan import chains
-from .steps import Argument, Number, Pointer, Room, Step, Strides, Tensor, round_up
+from .steps import (
+    MAP_BYTES,
+    MOST_BLOCKS,
+    Arguments,
+    Choice,
+    Number,
+    Pointer,
+    Product,
+    Room,
+    Step,
+    Strides,
+    Tensor,
+    round_up,
+)
 
 __all__ = ["LEAST_K", "Choice", "Problem", "choices", "choose"]
 
-_VECTOR = 4  # elements in the 16 bytes that strides and addresses are multiples of for TMA
-_MOST_STEP = 2**38  # a tensor map holds steps of less than 2^40 bytes
+_ITEM_BYTES = 4  # of a real number
+_VECTOR = MAP_BYTES // _ITEM_BYTES
 _BIAS = 127  # of float32's exponent field
 
 #: Measured on an H200: a launch, bytes that a split moves, what a tile takes and each 64 of its K.
@@ -46,50 +59,22 @@ _FLOP_PER_US = 7.0e8
 #: Bytes of A that splitting holds in the L2 cache between its two passes, and the least of blocks.
 _CACHED_BYTES = 32 << 20
 _LEAST_BLOCKS = 528
-_MOST_BLOCKS = 2**31 - 1
-
-_Arguments = dict[str, Argument]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """C = alpha·A·B + beta·C over two batch axes, a: m×k, b: k×n, c: m×n, none of them empty.
+class Problem(Product):
+    """A product of float32, or of complex64, of which nothing is empty; K is at least `LEAST_K`.
 
-    All are float32, or all are complex64. Strides are in elements, 0 along a batch axis on which
-    one matrix serves all. ``updates`` says that alpha may be other than 1, or beta other than 0,
-    both real: launches are then given them as `Number` 0 and 1. K is at least `LEAST_K`.
+    Alpha and beta are real.
     """
 
-    m: int
-    n: int
-    k: int
-    a: Strides
-    b: Strides
-    c: Strides
-    outer: int = 1
-    inner: int = 1
     dtype: Literal["fp32", "c64"] = "fp32"
-    updates: bool = False
     precision: Literal["tf32"] | None = None
 
     @property
     def pairs(self) -> int:
         """1 where elements are pairs of real numbers."""
         return int(self.dtype == "c64")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """How a product is computed: launches, in order, on one stream; and what that takes.
-
-    The workspace, on an address that is a multiple of 256, is for this product alone until it is
-    done. Bits are the same whichever choice it is: they depend on the operands and K alone.
-    """
-
-    steps: tuple[Step, ...]
-    workspace_bytes: int
-    expected_us: float
-    why: str
 
 
 def choose(
@@ -205,7 +190,7 @@ class _Tiles:
         self._reals = reals = 1 + p.pairs
         self._m, self._n, self._k = p.m, p.n * reals, p.k * reals
         self._parts = 1 if p.precision == "tf32" else 2
-        self._a, self._b, self._c = (_scaled(x, reals) for x in (p.a, p.b, p.c))
+        self._a, self._b, self._c = (x.scaled(reals) for x in (p.a, p.b, p.c))
         self._at = [Pointer(i, 4 * reals * x) for i, x in enumerate((at.a, at.b, at.c))]
         self._a_stack, self._b_stack = p.a.stack(p.outer, p.inner), p.b.stack(p.outer, p.inner)
         self._a_count, self._b_count = math.prod(self._a_stack), math.prod(self._b_stack)
@@ -247,18 +232,18 @@ class _Tiles:
 
     @property
     def _b_flagged(self) -> Pointer:
-        return _moved(self._counts, 4 * self._a_count)
+        return self._counts.moved(4 * self._a_count)
 
     @property
     def _b_tile(self) -> Pointer:
-        return _moved(self._counts, 4 * (self._a_count + self._b_count))
+        return self._counts.moved(4 * (self._a_count + self._b_count))
 
     @property
     def _b_flag(self) -> Pointer:
-        return _moved(self._b_tile, 4 * self._b_count * self._tiles_n)
+        return self._b_tile.moved(4 * self._b_count * self._tiles_n)
 
     @property
-    def _marks(self) -> _Arguments:
+    def _marks(self) -> Arguments:
         """Flags, and lists and counts of what is flagged."""
         return {
             "a_flag": self._a_flag,
@@ -278,13 +263,13 @@ class _Tiles:
         return float(TF32_THRESHOLD if self._parts == 1 else fp16x3_threshold(self._k))
 
     @property
-    def _alpha_beta(self) -> _Arguments:
+    def _alpha_beta(self) -> Arguments:
         if self._p.updates:
             return {"alpha": Number(0), "beta": Number(1)}
         return {"alpha": 1.0, "beta": 0.0}
 
     @property
-    def _nexts(self) -> _Arguments:
+    def _nexts(self) -> Arguments:
         """How far on the next matrix of an operand is along each batch axis, in matrices."""
         return {
             "a_next_outer": self._a_stack[1] if self._a_stack[0] > 1 else 0,
@@ -303,7 +288,7 @@ class _Tiles:
             way, rows, blocks = "long", 1, self._a_count * self._m
         # Of what is read twice, the second time should come from the L2 cache.
         cached = _CACHED_BYTES // (4 * rows * self._k)
-        arguments: _Arguments = {
+        arguments: Arguments = {
             "source": self._at[0],
             "target": self._a_parts,
             "scale": self._a_scale,
@@ -330,7 +315,7 @@ class _Tiles:
         way = "k" if along_k else "rows"
         rows = PIECE_TILES[way].rows
         blocks = self._b_count * -(-self._n // rows) * (self._depth // PIECE)
-        arguments: _Arguments = {
+        arguments: Arguments = {
             "source": self._at[1],
             "target": self._b_parts,
             "scale": self._b_scale,
@@ -348,7 +333,7 @@ class _Tiles:
             "most_field": column_exponents(self._k)[1] + _BIAS,
         }
         way += "_complex" * self._p.pairs
-        return Step.of(f"split_pieces_{self._parts}_{way}", min(blocks, _MOST_BLOCKS), arguments)
+        return Step.of(f"split_pieces_{self._parts}_{way}", min(blocks, MOST_BLOCKS), arguments)
 
     def _list(self) -> Step:
         """List what is flagged, where `_split_pieces` has not done so."""
@@ -358,7 +343,7 @@ class _Tiles:
     def _multiply(self) -> Step:
         p, parts, depth = self._p, self._parts, self._depth
         tiles = p.outer * p.inner * self._tiles_m * self._tiles_n
-        arguments: _Arguments = {
+        arguments: Arguments = {
             "a": _tensor(self._a_parts, (self._a_count, parts, self._m, depth)),
             "b": _tensor(self._b_parts, (self._b_count, parts, self._n, depth)),
             "a_scale": self._a_scale,
@@ -377,26 +362,14 @@ class _Tiles:
         }
         blocks = min(tiles, self._multiprocessors)
         if self._is_mapped:
-            c, at = self._c, self._at[2]
-            shape = (p.outer, p.inner, self._m, self._n)
-            row = c.row if self._m > 1 else round_up(self._n, _VECTOR)
-            matrix = row * self._m
-            strides = (
-                c.outer if p.outer > 1 else matrix,
-                c.inner if p.inner > 1 else matrix,
-                row,
-                1,
-            )
-            arguments["c"] = Tensor(at.operand, shape, strides, 4, at.offset_bytes)
+            sizes = (p.outer, p.inner, self._m, self._n)
+            arguments["c"] = Tensor.mapped(self._at[2], self._c_of_reals, sizes, _ITEM_BYTES)
             return Step.of(f"multiply_{parts}", blocks, arguments)
         arguments |= {
             "c": self._at[2],
             "a_flag": self._a_flag,
             "b_flag": self._b_flag,
-            "c_outer": self._c.outer,
-            "c_inner": self._c.inner,
-            "c_row": self._c.row,
-            "c_col": self._c.col,
+            **self._c.arguments("c"),
             "pairs": p.pairs,
             **self._alpha_beta,
         }
@@ -408,7 +381,7 @@ class _Tiles:
         share = max(1, self._multiprocessors // matrices)
         order = "mk"[_is_along_k(self._a, self._m)]
         order += "nk"[_is_along_k(self._b.transposed, self._n)]
-        arguments: _Arguments = {
+        arguments: Arguments = {
             "a": self._at[0],
             "b": self._at[1],
             "c": self._at[2],
@@ -426,30 +399,25 @@ class _Tiles:
             "share": share,
             **self._nexts,
             **self._alpha_beta,
+            **self._a.arguments("a"),
+            **self._b.arguments("b"),
+            **self._c.arguments("c"),
         }
-        for name, strides in (("a", self._a), ("b", self._b), ("c", self._c)):
-            for axis in ("outer", "inner", "row", "col"):
-                arguments[f"{name}_{axis}"] = getattr(strides, axis)
         blocks = share * min(matrices, self._multiprocessors // share)
         return Step.of(f"repair_{order}" + "_complex" * p.pairs, blocks, arguments)
 
     @property
     def _is_mapped(self) -> bool:
         """Whether TMA can write C: along rows, in whole vectors, over nothing that lies between."""
-        p, c = self._p, self._c
-        far = [
-            step
-            for size, step in ((p.outer, c.outer), (p.inner, c.inner), (self._m, c.row))
-            if size > 1
-        ]
-        return (
-            not p.updates
-            and p.c.is_aligned
-            and (p.c.col == 1 or p.n == 1)
-            and self._n % _VECTOR == 0
-            and (self._m == 1 or c.row >= self._n)
-            and all(0 < step < _MOST_STEP and step % _VECTOR == 0 for step in far)
-        )
+        suits = self._c_of_reals.suits_map(self._m, self._n, _ITEM_BYTES)
+        return suits and not self._p.updates and self._n % _VECTOR == 0
+
+    @property
+    def _c_of_reals(self) -> Strides:
+        """The steps that are taken in C, whose pairs lie together if its columns do."""
+        p = self._p
+        taken = p.c.taken(p.outer, p.inner, p.m, p.n)
+        return replace(taken.scaled(self._reals), col=taken.col)
 
     def _weigh(self) -> tuple[float, str]:
         """Return the microseconds that all of it takes, and what the product is bound by."""
@@ -479,7 +447,7 @@ class _Skinny(_Tiles):
     def choice(self) -> Choice:
         p = self._p
         multiply = skinny_plan.choose(p, self._multiprocessors)
-        given: _Arguments = {
+        given: Arguments = {
             "a": _tensor(self._a_parts, (self._a_count, self._parts, self._m, self._depth)),
             "b": self._at[1],
             "c": self._at[2],
@@ -502,13 +470,6 @@ class _Skinny(_Tiles):
         )
 
 
-def _scaled(s: Strides, reals: int) -> Strides:
-    """Return strides in real numbers."""
-    return replace(
-        s, outer=reals * s.outer, inner=reals * s.inner, row=reals * s.row, col=reals * s.col
-    )
-
-
 def _is_along_k(strides: Strides, rows: int) -> bool:
     """Say whether an operand, given as rows over k, has its elements closest along k."""
     return rows == 1 or (strides.col != 0 and abs(strides.col) <= abs(strides.row))
@@ -519,7 +480,3 @@ def _tensor(pointer: Pointer, shape: tuple[int, int, int, int]) -> Tensor:
     _, parts, rows, depth = shape
     strides = (parts * rows * depth, rows * depth, depth, 1)
     return Tensor(pointer.operand, shape, strides, 2, pointer.offset_bytes)
-
-
-def _moved(pointer: Pointer, nbytes: int) -> Pointer:
-    return replace(pointer, offset_bytes=pointer.offset_bytes + nbytes)

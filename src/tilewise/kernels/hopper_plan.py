@@ -13,7 +13,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .hopper_table import KERNELS, PACKED_TILE, SUMMED_TILE, Kernel, Times
-from .steps import Argument, Number, Pointer, Room, Step, Strides, Tensor, round_up
+from .steps import (
+    MAP_BYTES,
+    MOST_BLOCKS,
+    Arguments,
+    Number,
+    Pointer,
+    Product,
+    Room,
+    Step,
+    Strides,
+    Tensor,
+    limited_by,
+    round_up,
+)
 
 __all__ = [
     "Choice",
@@ -37,39 +50,16 @@ WIDEST_STRIP = 64
 
 _TILE_K = 64
 _ITEM_BYTES = 2
-_VECTOR = 8  # elements in the 16 bytes that strides and addresses are multiples of for TMA
+_VECTOR = MAP_BYTES // _ITEM_BYTES
 _LINE = 64  # elements in 128 bytes: rows of packed operands start on lines
-_MOST_BLOCKS = 2**31 - 1
-_MOST_STEP = 2**39  # a tensor map holds steps of less than 2^40 bytes
-
-_Arguments = dict[str, Argument]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """C = alpha·A·B + beta·C over two batch axes, a: m×k, b: k×n, c: m×n, none of them empty.
+class Problem(Product):
+    """A product of which nothing is empty; ``dtype`` is that of A and B, C is of ``out``."""
 
-    ``dtype`` is that of A and B, ``out`` that of C or "fp32". Strides of 0 along a batch axis
-    share one matrix; a batch axis of size 1 has any.
-    """
-
-    m: int
-    n: int
-    k: int
-    a: Strides
-    b: Strides
-    c: Strides
-    outer: int = 1
-    inner: int = 1
     dtype: str = "bf16"
-    out: str = "bf16"
-    updates: bool = False
-
-    @property
-    def transposed(self) -> Problem:
-        """The same product as Cᵀ = Bᵀ·Aᵀ."""
-        a, b, c = self.b.transposed, self.a.transposed, self.c.transposed
-        return replace(self, m=self.n, n=self.m, a=a, b=b, c=c)
+    out: str = "bf16"  #: the same, or "fp32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +251,7 @@ def _single(
     pieces, _ = chains(p.k)
     is_plain = pieces == 1 and not p.updates and p.out == p.dtype
     # TMA reads to the element, but writes rows in whole vectors, over what lies behind C.
-    is_mapped = is_plain and p.n % _VECTOR == 0 and _fits_tma(p.c, p, p.m, p.n)
+    is_mapped = is_plain and p.n % _VECTOR == 0 and _suits_map(p.c, p, p.m, p.n)
     if (
         (kernel.way == "mapped") != is_mapped
         or (kernel.way == "promoted" and pieces == 1)
@@ -316,10 +306,9 @@ def _weigh(
         "memory": moved / times.memory_bytes_per_us,
         "the L2 cache": cached / (times.cache_bytes_per_us * share),
     }
-    # Where two bounds are close, both are felt: a power mean instead of the largest.
-    us += sum(bound**16 for bound in bounds.values()) ** (1 / 16)
-    largest = max(bounds, key=lambda name: bounds[name])
-    return us, f"{items} tiles of {rows}x{columns} in {waves} waves, bound by {largest}"
+    bound_us, limit = limited_by(bounds)
+    why = f"{items} tiles of {rows}x{columns} in {waves} waves, bound by {limit}"
+    return us + bound_us, why
 
 
 def _whole_tiles(size: int, tile: int) -> int:
@@ -342,11 +331,11 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> It
     """Yield the launches that compute a part of C from operands that TMA can read."""
     kernel, (top, _), (left, _) = part.kernel, part.rows, part.cols
     wide = p.out == "fp32"
-    a = _moved(a, top * p.a.row * _ITEM_BYTES)
-    b = _moved(b, left * p.b.col * _ITEM_BYTES)
+    a = a.moved(top * p.a.row * _ITEM_BYTES)
+    b = b.moved(left * p.b.col * _ITEM_BYTES)
     c = Pointer(2, (top * p.c.row + left * p.c.col) * (4 if wide else _ITEM_BYTES))
     p = _cut(p, part)
-    common: _Arguments = {"m": p.m, "n": p.n, "k": p.k, "outer": p.outer, "inner": p.inner}
+    common: Arguments = {"m": p.m, "n": p.n, "k": p.k, "outer": p.outer, "inner": p.inner}
     common["group"] = part.group
     # B is described as its transpose, n×k, like A.
     for name, pointer, strides, rows, along_k in (
@@ -357,18 +346,15 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> It
         outer, inner = strides.stack(p.outer, p.inner)
         common |= {f"{name}_outer": int(outer > 1), f"{name}_inner": int(inner > 1)}
     if kernel.way == "mapped":
-        mapped: _Arguments = {"c": _tensor(p, c, p.c, p.m, p.n, True), "alpha": Number(0)}
+        mapped: Arguments = {"c": _tensor(p, c, p.c, p.m, p.n, True), "alpha": Number(0)}
         yield Step.of(kernel.name, part.blocks, common | mapped)
         return
-    out: _Arguments = {
+    out: Arguments = {
         "c": c,
         "alpha": Number(0),
         "beta": Number(1),
         "is_wide": int(wide),
-        "c_outer": p.c.outer,
-        "c_inner": p.c.inner,
-        "c_row": p.c.row,
-        "c_col": p.c.col,
+        **p.c.arguments("c"),
     }
     common |= {"pieces": part.parts, "piece_k": part.piece_k}
     if part.parts == 1:
@@ -377,7 +363,7 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> It
     row = round_up(p.n, _VECTOR)
     piece, matrix = p.m * row, p.m * row * part.parts
     parts = room.take(_parts_bytes(p, part.parts))
-    apart: _Arguments = {
+    apart: Arguments = {
         "c": parts,
         "alpha": 1.0,
         "beta": 0.0,
@@ -389,7 +375,7 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> It
         "c_col": 1,
     }
     yield Step.of(kernel.name, part.blocks, common | apart)
-    sums: _Arguments = {
+    sums: Arguments = {
         "parts": parts,
         "part_matrix": matrix,
         "part_piece": piece,
@@ -404,10 +390,6 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> It
     yield Step.of(f"add_pieces_{p.dtype}", tiles, sums | out)
 
 
-def _moved(pointer: Pointer, nbytes: int) -> Pointer:
-    return replace(pointer, offset_bytes=pointer.offset_bytes + nbytes)
-
-
 def _pack(
     p: Problem, source: Pointer, strides: Strides, rows: int, along_k: bool, room: Room
 ) -> tuple[Step, Pointer, Strides]:
@@ -416,7 +398,7 @@ def _pack(
     outer, inner = strides.stack(p.outer, p.inner)
     target = Pointer(3, room.nbytes)
     packed = _packed(p, strides, rows, along_k, room)
-    arguments: _Arguments = {
+    arguments: Arguments = {
         "source": source,
         "target": target,
         "rows": high,
@@ -430,7 +412,7 @@ def _pack(
         "target_row": packed.row if along_k else packed.col,
     }
     tiles = math.ceil(high / PACKED_TILE[0]) * math.ceil(wide / PACKED_TILE[1]) * outer * inner
-    return Step.of("pack_16", min(tiles, _MOST_BLOCKS), arguments), target, packed
+    return Step.of("pack_16", min(tiles, MOST_BLOCKS), arguments), target, packed
 
 
 def _packed(p: Problem, strides: Strides, rows: int, along_k: bool, room: Room) -> Strides:
@@ -450,30 +432,18 @@ def _packed(p: Problem, strides: Strides, rows: int, along_k: bool, room: Room) 
 def _tensor(
     p: Problem, pointer: Pointer, strides: Strides, rows: int, columns: int, along_columns: bool
 ) -> Tensor:
-    """Describe a stack of matrices for a tensor map: (outer, inner, far axis, unit-stride axis)."""
-    far, near = (rows, columns) if along_columns else (columns, rows)
-    # The step of an axis of size 1 is never taken, and has to be one that TMA accepts.
-    step = (strides.row if along_columns else strides.col) if far > 1 else round_up(near, _VECTOR)
-    outer, inner = strides.stack(p.outer, p.inner)
-    return Tensor(
-        pointer.operand,
-        (outer, inner, far, near),
-        (
-            strides.outer if outer > 1 else far * step,
-            strides.inner if inner > 1 else far * step,
-            step,
-            1,
-        ),
-        _ITEM_BYTES,
-        pointer.offset_bytes,
-    )
+    """Describe a stack of matrices for a tensor map, its axis of unit stride last."""
+    if not along_columns:
+        strides, rows, columns = strides.transposed, columns, rows
+    sizes = (p.outer, p.inner, rows, columns)
+    return Tensor.mapped(pointer, strides.taken(*sizes), sizes, _ITEM_BYTES)
 
 
 def _order(strides: Strides, p: Problem, rows: int) -> tuple[bool, bool]:
     """Say whether an operand, given as rows×k, is read along k, and whether TMA can read it."""
-    if _fits_tma(strides, p, rows, p.k):
+    if _suits_map(strides, p, rows, p.k):
         return True, True
-    if _fits_tma(strides.transposed, p, p.k, rows):
+    if _suits_map(strides.transposed, p, p.k, rows):
         return False, True
     # Then it is packed, along the axis on which its elements lie closest.
     far = [
@@ -483,20 +453,9 @@ def _order(strides: Strides, p: Problem, rows: int) -> tuple[bool, bool]:
     return rows == 1 or (p.k > 1 and far[1] <= far[0]), False
 
 
-def _fits_tma(strides: Strides, p: Problem, rows: int, columns: int) -> bool:
-    """Say whether TMA can read or write a stack of matrices along their columns."""
-    if not strides.is_aligned or (columns > 1 and strides.col != 1):
-        return False
-    sizes = (p.outer, p.inner), strides.stack(p.outer, p.inner)
-    far = [
-        step
-        for size, step in zip(sizes[1], (strides.outer, strides.inner), strict=True)
-        if size > 1
-    ]
-    if rows > 1:
-        far.append(strides.row)
-    is_apart = rows == 1 or strides.row >= columns
-    return is_apart and all(0 < step < _MOST_STEP and step % _VECTOR == 0 for step in far)
+def _suits_map(strides: Strides, p: Problem, rows: int, columns: int) -> bool:
+    taken = strides.taken(p.outer, p.inner, rows, columns)
+    return taken.suits_map(rows, columns, _ITEM_BYTES)
 
 
 def _operand_bytes(p: Problem, strides: Strides, rows: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -23,7 +23,7 @@ from .hopper_plan import chains
 from .portable_problem import Problem
 from .portable_steps import Steps
 from .portable_table import KERNELS, STORED, Kernel
-from .steps import Step, round_up
+from .steps import Choice, round_up
 
 __all__ = ["Choice", "Problem", "choose", "every_way"]
 
@@ -33,20 +33,6 @@ _REAL = {"fp32": "float32", "fp64": "float64"}
 _COMPLEX = {"fp32": "complex64", "fp64": "complex128"}
 _EXACT_TERMS = 2**17 - 128  # products of int8 whose sum an int32 holds in any case
 _MOST_COUNTED = 2**31 - 2**10  # by 32 bits, a tile or a step at a time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """How a product is computed: launches, in order, on one stream; and what that takes.
-
-    The workspace, on an address that is a multiple of 256, is for this product alone until it is
-    done.
-    """
-
-    steps: tuple[Step, ...]
-    workspace_bytes: int
-    expected_us: float
-    why: str
 
 
 def choose(

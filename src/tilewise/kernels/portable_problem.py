@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .portable_table import Kernel
-from .steps import Pointer, Strides, Tensor, round_up
+from .steps import Pointer, Product, Strides, Tensor
 
 __all__ = ["Operand", "Problem"]
 
@@ -18,32 +18,18 @@ _READ_BY |= {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 _READ_BY |= {"int8": "i8", "uint8": "i8", "bool": "i8"}
 _READ_BY |= {"complex64": "fp32_complex", "complex128": "fp64_complex"}
 
-_MAP_BYTES = 16  # of which a tensor map's address and steps are multiples
-_MOST_STEP_BYTES = 2**40  # that it does not hold any more
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """C = alpha·A·B + beta·C over two batch axes, a: m×k, b: k×n, c: m×n.
+class Problem(Product):
+    """A product of any types, which go by their NumPy names, and of any strides.
 
-    Types go by their NumPy names. Strides are in elements, of any size and sign; ``is_aligned``
-    speaks of 16 bytes, and elements are aligned to their own size. ``updates`` says that alpha may
-    be other than 1, or beta other than 0: launches are then given them as `Number` 0 and 1, and
-    their imaginary parts, where C is complex, as 2 and 3.
+    Elements are aligned to their own size. Where C is complex, the imaginary parts of alpha and
+    beta are `Number` 2 and 3.
     """
 
-    m: int
-    n: int
-    k: int
-    a: Strides
-    b: Strides
-    c: Strides
     a_dtype: str
     b_dtype: str
     c_dtype: str
-    outer: int = 1
-    inner: int = 1
-    updates: bool = False
 
     @property
     def transposed(self) -> Problem:
@@ -83,15 +69,7 @@ class Operand:
     @property
     def is_mappable(self) -> bool:
         """Whether a tensor map can describe it, along its rows."""
-        s = self.strides
-        steps = [step * self.item_bytes for step in (s.outer, s.inner, s.row)]
-        is_apart = self.rows == 1 or s.row >= self.cols
-        return (
-            s.is_aligned
-            and s.col == 1
-            and is_apart
-            and all(0 <= step < _MOST_STEP_BYTES and step % _MAP_BYTES == 0 for step in steps)
-        )
+        return self.strides.suits_map(self.rows, self.cols, self.item_bytes)
 
     def suits(self, kernel: Kernel, by_rows: bool) -> bool:
         """Whether a kernel can read it as it is, along its rows or else its columns."""
@@ -111,8 +89,7 @@ class Operand:
         """Return the address of an element."""
         s = self.strides
         elements = outer * s.outer + inner * s.inner + row * s.row + col * s.col
-        offset = self.pointer.offset_bytes + elements * self.item_bytes
-        return Pointer(self.pointer.operand, offset)
+        return self.pointer.moved(elements * self.item_bytes)
 
     def from_column(self, col: int) -> Operand:
         """Return the operand without its first columns."""
@@ -120,11 +97,5 @@ class Operand:
 
     def tensor(self, outer: int, inner: int) -> Tensor:
         """Describe ``outer`` by ``inner`` matrices, or one where they share it, for a map."""
-        s = self.strides
-        # Steps that are never taken have to be such as a map holds.
-        row = s.row or round_up(self.cols, _MAP_BYTES)
-        shape = (outer if s.outer else 1, inner if s.inner else 1, self.rows, self.cols)
-        matrix = self.rows * row
-        steps = (s.outer or matrix, s.inner or matrix, row, 1)
-        pointer = self.pointer
-        return Tensor(pointer.operand, shape, steps, self.item_bytes, pointer.offset_bytes)
+        sizes = (outer, inner, self.rows, self.cols)
+        return Tensor.mapped(self.pointer, self.strides, sizes, self.item_bytes)

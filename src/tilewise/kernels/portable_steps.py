@@ -21,15 +21,13 @@ from .portable_table import (
     Kernel,
     fixed_arguments,
 )
-from .steps import Argument, Number, Pointer, Step, Strides, round_up
+from .steps import MOST_BLOCKS, Arguments, Number, Pointer, Room, Step, Strides, round_up
 
 __all__ = ["Chunk", "Steps"]
 
 _BYTES = {"u8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8, "i32": 4}
 
-_GRAIN = 256  # of places in the workspace
 _SUMS_BYTES = 512 << 20  # that lie apart at a time: a part of C of this size fills any GPU
-_MOST_PROGRAMS = 2**31 - 1
 
 _LAUNCH_US = 2.5
 _EARLY_US = 1.0  # of a launch that the next one does not wait for
@@ -106,7 +104,7 @@ class Steps:
         col_pairs = int(is_expanded)
         row_pairs = int(is_expanded and x is self.b)
         target = kernel.dtype if kernel.dtype in PACK_TILES else "u8"
-        extra: dict[str, Argument] = {}
+        extra: Arguments = {}
         if target != "u8":
             extra = _named("stored size sign", *STORED[x.dtype], _sign_bit(x.dtype))
         if is_expanded:
@@ -194,7 +192,7 @@ class Steps:
                 dtype=kernel.sums,
                 item_bytes=item_bytes,
             )
-            needed = round_up(parts * chunk.matrices * matrix * item_bytes, _GRAIN)
+            needed = round_up(parts * chunk.matrices * matrix * item_bytes, Room.STEP)
             self.workspace_bytes = max(self.workspace_bytes, place + needed)
             self._multiply(kernel, a, b, sums, chunk, terms, parts, depth, is_complex)
             self._finish(kernel.sums, sums.pointer, row, parts, chunk, is_complex, power)
@@ -216,9 +214,9 @@ class Steps:
             arguments = (
                 _named("a b c", a.at(*chunk.start), b.at(*chunk.start[:2]), c.at(*chunk.start))
                 | _named("m n k inner", chunk.rows, p.n, p.k, chunk.inner)
-                | _stepped("a", a.strides)
-                | _stepped("b", b.strides.transposed)
-                | _stepped("c", c.strides)
+                | a.strides.arguments("a")
+                | b.strides.transposed.arguments("b")
+                | c.strides.arguments("c")
                 | _named("tiles_m tiles_n", tiles_m, tiles_n)
                 | _named("a_size a_sign", a.item_bytes, _sign_bit(a.dtype))
                 | _named(
@@ -236,18 +234,10 @@ class Steps:
         self, pointer: Pointer, strides: Strides, rows: int, cols: int, dtype: str
     ) -> Operand:
         p = self.problem
-        # A step that is never taken becomes one that every kernel accepts.
-        strides = replace(
-            strides,
-            outer=strides.outer if p.outer > 1 else 0,
-            inner=strides.inner if p.inner > 1 else 0,
-            row=strides.row if rows > 1 else 0,
-            col=strides.col if cols > 1 else 1,
-        )
         item_bytes = STORED[dtype][1] << dtype.startswith("complex")
         return Operand(
             pointer=pointer,
-            strides=strides,
+            strides=strides.taken(p.outer, p.inner, rows, cols),
             rows=rows,
             cols=cols,
             dtype=dtype,
@@ -263,7 +253,7 @@ class Steps:
         by_rows: bool,
         row: int,
         width: int,
-        extra: dict[str, Argument],
+        extra: Arguments,
     ) -> Operand:
         """Launch a copy of x, in rows of ``row`` elements, ``width`` of them for the programs.
 
@@ -281,13 +271,13 @@ class Steps:
         is_turned = x.is_by_rows != by_rows
         place = Pointer(3, self.workspace_bytes)
         copied_bytes = outer * inner * high * row * copy.item_bytes
-        self.workspace_bytes += round_up(copied_bytes, _GRAIN)
+        self.workspace_bytes += round_up(copied_bytes, Room.STEP)
         tiles_m, tiles_n = _tiles(high, width, tile, tile)
         programs = tiles_m * tiles_n * outer * inner
         read_bytes = outer * inner * x.rows * x.cols * x.item_bytes
         self._take((read_bytes + copied_bytes) / _BYTES_PER_US)
         self.why.append(f"{'b' if x is self.b else 'a'} is packed")
-        if programs > _MOST_PROGRAMS:
+        if programs > MOST_BLOCKS:
             self.us = math.inf  # there are ways without a copy
         if not self._is_draft:
             arguments = (
@@ -325,14 +315,14 @@ class Steps:
             col=1,
         )
         place = Pointer(3, self.workspace_bytes)
-        self.workspace_bytes += round_up(outer * inner * matrix, _GRAIN)
+        self.workspace_bytes += round_up(outer * inner * matrix, Room.STEP)
         self.why.append(f"{'b' if x is self.b else 'a'} is packed")
         return replace(x, pointer=place, strides=strides)
 
     def _pack_bytes(self, copies: list[tuple[Operand, Operand]]) -> None:
         """Launch the copies of one or two operands."""
         vector, moved, blocks = 4, 0, [0, 0]
-        arguments: dict[str, Argument] = {}
+        arguments: Arguments = {}
         # Of one operand, the second part of the launch has no blocks.
         for number, (x, copy) in enumerate((copies[0], copies[-1])):
             s, name = x.strides, ("first", "second")[number]
@@ -375,7 +365,7 @@ class Steps:
                     for row in range(0, p.m, step):
                         yield Chunk(outer, 1, inner, 1, row, min(step, p.m - row))
             return
-        most = _MOST_PROGRAMS // programs
+        most = MOST_BLOCKS // programs
         if row_bytes:
             most = min(most, rows // p.m)
         inner_step = min(p.inner, most)
@@ -413,18 +403,18 @@ class Steps:
             return
         a_steps, b_steps, c_steps = a.strides, b.strides.transposed, c.strides
         if is_complex and not is_apart:
-            c_steps = replace(_doubled(c_steps), col=c_steps.col)
+            c_steps = replace(c_steps.scaled(2), col=c_steps.col)
         if kernel.is_complex:
-            a_steps, b_steps = _doubled(a_steps), _doubled(b_steps)
+            a_steps, b_steps = a_steps.scaled(2), b_steps.scaled(2)
             c_steps = replace(c_steps, col=2 * c_steps.col)
         factors = _named("alpha beta", 1, 0) if is_apart else self._factors(0, False)
         arguments = (
             _named("a b", a.at(*chunk.start), b.at(*chunk.start[:2]))
             | _named("c", c.pointer if is_apart else c.at(*chunk.start))
             | _named("m n k inner", chunk.rows, n, terms * twice, chunk.inner)
-            | _stepped("a", a_steps)
-            | _stepped("b", b_steps)
-            | _stepped("c", c_steps)
+            | a_steps.arguments("a")
+            | b_steps.arguments("b")
+            | c_steps.arguments("c")
             | _named("parts depth", parts, depth * twice)
             | _named("c_part", chunk.matrices * chunk.rows * c.strides.row if is_apart else 0)
             | _named("tiles_m tiles_n wide", tiles_m, tiles_n, int(c.dtype != kernel.narrow))
@@ -500,7 +490,7 @@ class Steps:
             _named("sums c", place, self.c.at(*chunk.start))
             | _named("rows cols inner", chunk.rows, p.n, chunk.inner)
             | _named("sums_row parts part_step", row >> is_complex, parts, part)
-            | _stepped("c", self.c.strides)
+            | self.c.strides.arguments("c")
             | _named("tiles_m tiles_n", tiles_m, tiles_n)
             | _named("stored", self.integer_size if is_integer else STORED[p.c_dtype][0])
             | self._factors(power, is_complex)
@@ -510,7 +500,7 @@ class Steps:
         name = f"finish_{sums}" + "_complex" * is_complex + width
         self.steps.append(Step.of(name, tiles_m * tiles_n * chunk.matrices, arguments))
 
-    def _factors(self, power: int, is_complex: bool) -> dict[str, Argument]:
+    def _factors(self, power: int, is_complex: bool) -> Arguments:
         """Return alpha and beta: the caller's, and 1 for what is added to the power before."""
         updates = self.problem.updates
         factors = _named("alpha beta", Number(0) if updates else 1, Number(1) if updates else 0)
@@ -530,16 +520,8 @@ class Steps:
         self.us += us + launch_us
 
 
-def _named(names: str, *values: Any) -> dict[str, Argument]:
+def _named(names: str, *values: Any) -> Arguments:
     return dict(zip(names.split(), values, strict=True))
-
-
-def _stepped(name: str, strides: Strides) -> dict[str, Argument]:
-    return {f"{name}_{axis}": getattr(strides, axis) for axis in ("outer", "inner", "row", "col")}
-
-
-def _doubled(s: Strides) -> Strides:
-    return replace(s, outer=2 * s.outer, inner=2 * s.inner, row=2 * s.row, col=2 * s.col)
 
 
 def _sign_bit(dtype: str) -> int:

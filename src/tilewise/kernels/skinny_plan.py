@@ -26,15 +26,25 @@ from .skinny_table import (
     TILE_US,
     Kernel,
 )
-from .steps import Argument, Pointer, Room, Step, Strides, Tensor, round_up
+from .steps import (
+    MAP_BYTES,
+    Argument,
+    Arguments,
+    Pointer,
+    Room,
+    Step,
+    Strides,
+    Tensor,
+    limited_by,
+    round_up,
+)
 
 if TYPE_CHECKING:
     from .hopper_float32_plan import Problem
 
 __all__ = ["Choice", "choices", "choose", "launches", "suits"]
 
-_VECTOR = 4  # elements in the 16 bytes that strides and addresses are multiples of for TMA
-_MOST_STEP = 2**38  # a tensor map holds steps of less than 2^40 bytes
+_ITEM_BYTES = 4
 _MOST_FLAGS = 2**31 - 1  # which kernels count in 32 bits
 _SECTOR = 8  # elements in the 32 bytes that memory moves at least
 _BIAS = 127  # of float32's exponent field
@@ -74,8 +84,8 @@ def choose(p: Problem, multiprocessors: int = 132) -> Choice:
 def choices(p: Problem, multiprocessors: int = 132) -> Iterator[Choice]:
     """Yield every way to multiply; see `choose`."""
     for kernel in KERNELS:
-        b, rows, columns = (p.b.transposed, p.n, p.k) if kernel.along_k else (p.b, p.k, p.n)
-        if not kernel.is_mapped or _fits_tma(p, b, rows, columns):
+        b, sizes = _far_and_near(p, kernel)
+        if not kernel.is_mapped or b.suits_map(*sizes[2:], _ITEM_BYTES):
             yield _choice(p, kernel, multiprocessors)
 
 
@@ -95,13 +105,7 @@ def launches(
         Where workspace is taken from.
     """
     kernel = choice.kernel
-    c: dict[str, Argument] = {
-        "c_outer": p.c.outer,
-        "c_inner": p.c.inner,
-        "c_row": p.c.row,
-        "c_col": p.c.col,
-    }
-    multiply: dict[str, Argument] = {
+    multiply: Arguments = {
         **given,
         "m": p.m,
         "n": p.n,
@@ -114,21 +118,18 @@ def launches(
         "items": choice.items,
         "threshold": float(fp16x3_threshold(p.k)),
         "most_field": column_exponents(p.k)[1] + _BIAS,
-        "b_outer": p.b.outer,
-        "b_inner": p.b.inner,
-        "b_row": p.b.row,
-        "b_col": p.b.col,
-        **c,
+        **p.b.arguments("b"),
+        **p.c.arguments("c"),
     }
     if kernel.is_mapped:
-        b = given["b"]
-        assert isinstance(b, Pointer)
-        multiply["b"] = _map_of_b(p, b, kernel.along_k)
+        at = given["b"]
+        assert isinstance(at, Pointer)
+        multiply["b"] = Tensor.mapped(at, *_far_and_near(p, kernel), _ITEM_BYTES)
     if choice.chains == 1:
         return (Step.of(kernel.name, choice.blocks, multiply),)
-    row = round_up(p.n, _VECTOR)
+    row = round_up(p.n, MAP_BYTES // _ITEM_BYTES)
     chain, matrix = p.m * row, p.m * row * choice.chains
-    sums = room.take(4 * p.outer * p.inner * matrix)
+    sums = room.take(_ITEM_BYTES * p.outer * p.inner * matrix)
     multiply |= {
         "c": sums,
         "alpha": 1.0,
@@ -138,7 +139,7 @@ def launches(
         "c_row": row,
         "c_col": 1,
     }
-    added: dict[str, Argument] = {
+    added: Arguments = {
         **{name: x for name, x in given.items() if name not in ("a", "b")},
         "sums": sums,
         "m": p.m,
@@ -148,7 +149,7 @@ def launches(
         "sum_matrix": matrix,
         "sum_chain": chain,
         "sum_row": row,
-        **c,
+        **p.c.arguments("c"),
     }
     high, broad = SUMMED_TILE
     programs = math.ceil(p.m / high) * math.ceil(p.n / broad) * p.outer * p.inner
@@ -165,19 +166,16 @@ def _choice(p: Problem, kernel: Kernel, multiprocessors: int) -> Choice:
     waves = math.ceil(items / multiprocessors)
     pieces = math.ceil(min(p.k, chain_k) / PIECE)
     way = "mapped" if kernel.is_mapped else "any"
-    moved = 4 * p.k * p.n * math.prod(p.b.stack(p.outer, p.inner))
+    moved = _ITEM_BYTES * p.k * p.n * math.prod(p.b.stack(p.outer, p.inner))
     if not kernel.is_mapped:  # whatever the step of a warp, it gets whole sectors
         moved *= min(_SECTOR, max(1, abs(p.b.row if kernel.along_k else p.b.col)))
-    cached = 4 * items * (kernel.tile_m + TILE_N) * min(p.k, chain_k)
+    cached = _ITEM_BYTES * items * (kernel.tile_m + TILE_N) * min(p.k, chain_k)
     bounds = {
         "the multiprocessors": waves * (TILE_US + pieces * PIECE_US[way, kernel.tile_m]),
         "memory": moved / MEMORY_BYTES_PER_US,
         "the L2 cache": cached / CACHE_BYTES_PER_US,
     }
-    us = LAUNCH_US * (1 if count == 1 else 2)
-    # Where two bounds are close, both are felt: a power mean instead of the largest.
-    us += sum(bound**16 for bound in bounds.values()) ** (1 / 16)
-    largest = max(bounds, key=lambda name: bounds[name])
+    us, limit = limited_by(bounds)
     size = f"{kernel.tile_m}x{TILE_N}"
     return Choice(
         kernel=kernel,
@@ -185,27 +183,13 @@ def _choice(p: Problem, kernel: Kernel, multiprocessors: int) -> Choice:
         chain_k=chain_k,
         items=items,
         blocks=min(items, multiprocessors),
-        expected_us=us,
-        why=f"B split as it is read, {items} tiles of {size} in {waves} waves, bound by {largest}",
+        expected_us=LAUNCH_US * (1 if count == 1 else 2) + us,
+        why=f"B split as it is read, {items} tiles of {size} in {waves} waves, bound by {limit}",
     )
 
 
-def _map_of_b(p: Problem, pointer: Pointer, along_k: bool) -> Tensor:
-    """Describe B for a tensor map: (outer, inner, far axis, axis of unit stride)."""
-    b, far, near = (p.b.transposed, p.n, p.k) if along_k else (p.b, p.k, p.n)
-    # The step of an axis of size 1 is never taken, and has to be one that TMA accepts.
-    step = b.row if far > 1 else round_up(near, _VECTOR)
-    outer, inner = b.stack(p.outer, p.inner)
-    steps = (b.outer if outer > 1 else far * step, b.inner if inner > 1 else far * step)
-    shape = (outer, inner, far, near)
-    return Tensor(pointer.operand, shape, (*steps, step, 1), 4, pointer.offset_bytes)
-
-
-def _fits_tma(p: Problem, b: Strides, rows: int, columns: int) -> bool:
-    """Say whether TMA can read a stack of matrices along their columns."""
-    if not b.is_aligned or (columns > 1 and b.col != 1):
-        return False
-    outer, inner = b.stack(p.outer, p.inner)
-    far = [step for size, step in ((outer, b.outer), (inner, b.inner), (rows, b.row)) if size > 1]
-    is_apart = rows == 1 or b.row >= columns
-    return is_apart and all(0 < step < _MOST_STEP and step % _VECTOR == 0 for step in far)
+def _far_and_near(p: Problem, kernel: Kernel) -> tuple[Strides, tuple[int, int, int, int]]:
+    """Return B's steps and sizes, the axis of unit stride that a map needs last."""
+    b, rows, columns = (p.b.transposed, p.n, p.k) if kernel.along_k else (p.b, p.k, p.n)
+    sizes = (p.outer, p.inner, rows, columns)
+    return b.taken(*sizes), sizes

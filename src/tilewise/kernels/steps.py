@@ -1,24 +1,37 @@
 """What planners of every family say of a product: where operands lie, and what is launched.
 
-Pure data; nothing here knows a kernel.
+Pure data, and the arithmetic on it that they share; nothing here knows a kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = [
+    "MAP_BYTES",
+    "MOST_BLOCKS",
     "Argument",
+    "Arguments",
+    "Choice",
     "Number",
     "Pointer",
+    "Product",
     "Room",
     "Step",
     "Strides",
     "Tensor",
+    "limited_by",
     "round_up",
 ]
+
+#: A tensor map's address and steps are multiples of this, and its steps less than the other.
+MAP_BYTES = 16
+_MOST_MAP_STEP = 2**40
+
+#: Blocks of a grid of one dimension.
+MOST_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,37 @@ class Strides:
         """Return along how much of each batch axis there is a matrix of its own."""
         return outer if self.outer else 1, inner if self.inner else 1
 
+    def scaled(self, factor: int) -> Strides:
+        """Return the steps in parts of an element, of which it has ``factor``."""
+        outer, inner, row, col = (
+            factor * step for step in (self.outer, self.inner, self.row, self.col)
+        )
+        return replace(self, outer=outer, inner=inner, row=row, col=col)
+
+    def taken(self, outer: int, inner: int, rows: int, cols: int) -> Strides:
+        """Return the steps in a stack of these sizes.
+
+        One that is never taken becomes one that suits every kernel: 0, or 1 along the columns.
+        """
+        return replace(
+            self,
+            outer=self.outer if outer > 1 else 0,
+            inner=self.inner if inner > 1 else 0,
+            row=self.row if rows > 1 else 0,
+            col=self.col if cols > 1 else 1,
+        )
+
+    def suits_map(self, rows: int, cols: int, item_bytes: int) -> bool:
+        """Whether TMA can read or write matrices along their rows; steps are as `taken`."""
+        is_apart = rows == 1 or self.row >= cols
+        far = [step * item_bytes for step in (self.outer, self.inner, self.row)]
+        is_whole = all(0 <= step < _MOST_MAP_STEP and step % MAP_BYTES == 0 for step in far)
+        return self.is_aligned and self.col == 1 and is_apart and is_whole
+
+    def arguments(self, name: str) -> Arguments:
+        """Return them as the kernels of all families call them."""
+        return {f"{name}_{axis}": getattr(self, axis) for axis in ("outer", "inner", "row", "col")}
+
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
@@ -49,6 +93,9 @@ class Pointer:
 
     operand: int
     offset_bytes: int = 0
+
+    def moved(self, nbytes: int) -> Pointer:
+        return Pointer(self.operand, self.offset_bytes + nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +118,56 @@ class Tensor:
     item_bytes: int
     offset_bytes: int = 0
 
+    @classmethod
+    def mapped(
+        cls,
+        pointer: Pointer,
+        strides: Strides,
+        sizes: tuple[int, int, int, int],
+        item_bytes: int,
+    ) -> Tensor:
+        """Describe a stack of matrices for a map: outer and inner axis, rows, columns.
+
+        ``strides``, as they are `taken`, suit a map; a batch axis of step 0 is one matrix for all.
+        """
+        outer, inner, rows, cols = sizes
+        # Steps that are never taken have to be such as a map holds.
+        row = strides.row or round_up(cols, MAP_BYTES // item_bytes)
+        matrix = rows * row
+        shape = (*strides.stack(outer, inner), rows, cols)
+        steps = (strides.outer or matrix, strides.inner or matrix, row, 1)
+        return cls(pointer.operand, shape, steps, item_bytes, pointer.offset_bytes)
+
 
 #: What a parameter of a kernel may be given; a plain number is one that never changes.
 Argument = Number | Pointer | Tensor | float
+Arguments = dict[str, Argument]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """C = alpha·A·B + beta·C over two batch axes, a: m×k, b: k×n, c: m×n.
+
+    Strides of 0 along a batch axis share one matrix; an axis of size 1 has any. ``updates`` says
+    that alpha may be other than 1, or beta other than 0: launches are then given them as `Number`.
+    Of what type it is, the families say each in their own terms.
+    """
+
+    m: int
+    n: int
+    k: int
+    a: Strides
+    b: Strides
+    c: Strides
+    outer: int = 1
+    inner: int = 1
+    updates: bool = False
+
+    @property
+    def transposed(self) -> Self:
+        """The same product as Cᵀ = Bᵀ·Aᵀ."""
+        a, b, c = self.b.transposed, self.a.transposed, self.c.transposed
+        return replace(self, m=self.n, n=self.m, a=a, b=b, c=c)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +198,20 @@ class Step:
         return cls(kernel, (programs,), local, tuple(used), numbers)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How a product is computed: launches, in order, on one stream; and what that takes.
+
+    The workspace, on an address that is a multiple of 256, is for this product alone until it is
+    done. Bits are the same whichever choice it is: they depend on the operands and K alone.
+    """
+
+    steps: tuple[Step, ...]
+    workspace_bytes: int
+    expected_us: float
+    why: str
+
+
 @dataclass(slots=True)
 class Room:
     """The workspace, as it is taken piece by piece."""
@@ -120,3 +228,12 @@ class Room:
 def round_up(size: int, step: int) -> int:
     """Return the least multiple of ``step`` that is not below ``size``."""
     return -(-size // step) * step
+
+
+def limited_by(bounds: Mapping[str, float]) -> tuple[float, str]:
+    """Return how long something takes that takes each of these at least, and the largest's name.
+
+    Where two are close, both are felt: a power mean instead of the largest.
+    """
+    largest = max(bounds, key=lambda name: bounds[name])
+    return sum(bound**16 for bound in bounds.values()) ** (1 / 16), largest

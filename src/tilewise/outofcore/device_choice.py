@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
+from ..kernels.steps import round_up
 from .cuts import count, cuts, even
-from .device_schedule import Factor, Job, Rates, Schedule, round_up
+from .device_schedule import Factor, Job, Rates, Schedule
 from .schedule import Box, batch_slices
 
 __all__ = ["candidates", "choose", "deal", "least_bytes", "resident", "sample"]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from .._memory import format_bytes
+from ..kernels.steps import round_up
 from .cuts import count, cuts
 from .schedule import Box, batch_slices, pick
 
@@ -27,7 +28,6 @@ __all__ = [
     "Rates",
     "Schedule",
     "Store",
-    "round_up",
 ]
 
 #: Where all panels stay, so many of them make a launch at most: longer ones keep C back.
@@ -502,10 +502,6 @@ class Schedule:
                 f"bus        {size(self.read_bytes)} in, {size(self.written_bytes)} out",
             ]
         )
-
-
-def round_up(size: int, step: int) -> int:
-    return -(-size // step) * step
 
 
 class _Slots:

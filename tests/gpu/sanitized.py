@@ -20,7 +20,7 @@ from tests.gpu import test_float32 as float32
 from tests.gpu import test_hopper as hopper
 from tests.gpu import test_portable as portable
 from tests.gpu import test_skinny as skinny
-from tests.gpu.test_hopper import Stack
+from tests.gpu.stacks import LAYOUTS, Stack, exact, filled, operands
 from tests.kernels.products import ALL, Array, placed, poison, problem_of, reference, ways_of
 from tests.kernels.products import whole as integers
 from tilewise import guide
@@ -52,10 +52,10 @@ def main(families: list[str]) -> None:
 def hopper_jobs() -> Iterator[Job]:
     """A K longer than every ring of stages, then one of pieces; sizes that end inside a tile."""
     sizes = ((200, 840), (16, 840), (32, 840), (200, 16400))
-    for dtype, layout in product(("bf16", "fp16"), hopper.LAYOUTS):
+    for dtype, layout in product(("bf16", "fp16"), LAYOUTS):
         for (m, k), (n, pitch) in product(sizes, ((264, 8), (261, 1))):
-            a, b = hopper.operands(m, n, k, dtype, layout, pitch)
-            hopper.filled(a, 1, -1, 1), hopper.filled(b, 2, -1, 1)
+            a, b = operands(m, n, k, dtype, layout, pitch)
+            filled(a, 1, -1, 1), filled(b, 2, -1, 1)
             c = Stack.dense(m, n, dtype, pitch=pitch)
             for choice in choices(hopper.problem(a, b, c)):
                 steps = launches(hopper.problem(a, b, c), choice)
@@ -65,7 +65,7 @@ def hopper_jobs() -> Iterator[Job]:
 def float32_jobs() -> Iterator[Job]:
     """Lengths of K that splits tell apart; a row and a column are flagged when it runs."""
     sizes = ((200, 264, 840), (600, 72, 80), (200, 136, 2100), (33, 65, 17000))
-    for (m, n, k), layout, pitch in product(sizes, hopper.LAYOUTS, (8, 1)):
+    for (m, n, k), layout, pitch in product(sizes, LAYOUTS, (8, 1)):
         for precision, dtype in product((None, "tf32"), ("fp32", "c64")):
             a, b = (Stack.dense(m, k, dtype, layout[0], pitch), Stack.dense(k, n, dtype, layout[1]))
             c = Stack.dense(m, n, dtype, pitch=pitch)
@@ -107,14 +107,14 @@ def _names(steps: Any) -> frozenset[str]:
 
 def _run_hopper(choice: hopper.Choice, a: Stack, b: Stack, c: Stack) -> None:
     found = hopper.result(hopper.problem(a, b, c), choice, a, b, c)
-    np.testing.assert_array_equal(found, hopper.exact(a, b).astype(c.flat.dtype), str(choice))
+    np.testing.assert_array_equal(found, exact(a, b).astype(c.flat.dtype), str(choice))
 
 
 def _run_float32(choice: Choice, a: Stack, b: Stack, c: Stack) -> None:
     small = [float32.small(x, seed) for seed, x in enumerate((a, b))]
     for x, at in zip(small, ((0, 0, 3, 0), (0, 0, 0, 5)), strict=True):
         x.view[at] = float32.TINY
-    found = float32.cut_out(float32.carry_out(choice, (a, b, c)), c)
+    found = float32.carried_out(choice, a, b, c)
     wide = [x.view.astype(np.complex128) for x in small]
     float32.close_to(found, np.matmul(*wide).astype(c.flat.dtype), choice.why)
 

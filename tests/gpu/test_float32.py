@@ -1,29 +1,33 @@
 """float32's kernels on Hopper at their own edges: what they read, write, leave alone and list.
 
 That their bits are those of the models on all kinds of data is in ``test_float32_promise``. Here
-launches are planned and made one by one, on a workspace of NaN, and operands and C lie in larger
-arrays of NaN: what is read outside shows in C, what is written outside in its margins.
+launches are planned and made one by one, on operands and C that lie in NaN (``stacks``).
 """
 
 from __future__ import annotations
 
 import itertools
-from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.conftest import missing
-from tests.gpu.test_hopper import AWKWARD, LAYOUTS, Stack, normal
-from tilewise import kernels
-from tilewise.errors import DeviceError
+from tests.gpu.stacks import (
+    APART,
+    AWKWARD,
+    LAYOUTS,
+    Stack,
+    carry_out,
+    exact,
+    filled,
+    need_hopper,
+    normal,
+    operands,
+    sizes_and_strides,
+)
 from tilewise.kernels.hopper_float32_plan import Choice, Problem, choices, choose
 from tilewise.kernels.hopper_plan import LONGEST_CHAIN
-from tilewise.runtime import device, memory, streams
-from tilewise.runtime.launch import Launch
 
 pytestmark = pytest.mark.gpu
 
@@ -42,81 +46,32 @@ TINY = 2.0**-126
 
 @pytest.fixture(autouse=True)
 def on_hopper(request: pytest.FixtureRequest) -> None:
-    if device.facts(0).capability != (9, 0):
-        missing(request.config, "compute capability 9.0 is needed")
-    try:
-        kernels.manifest("hopper_float32")
-    except DeviceError as error:
-        missing(request.config, str(error))
+    need_hopper(request.config, "hopper_float32")
 
 
 def problem(a: Stack, b: Stack, c: Stack, **more: Any) -> Problem:
-    outer, inner, m, n = c.view.shape
-    p = Problem(m=m, n=n, k=a.view.shape[3], a=a.strides, b=b.strides, c=c.strides)
-    return replace(p, outer=outer, inner=inner, **more)
+    return Problem(**sizes_and_strides(a, b, c), **more)
 
 
-def carry_out(
-    choice: Choice, stacks: tuple[Stack, Stack, Stack], alpha: float = 1, beta: float = 0
-) -> Array:
-    """Launch a choice on copies of a, b and c; return what its c holds then, all of it."""
-    stream = streams.DEFAULT
-    with ExitStack() as held:
-        pointers = []
-        for stack in stacks:
-            place = held.enter_context(memory.allocate(stack.flat.nbytes, 0, stream))
-            memory.write(place, stack.flat.view(np.uint8), stream)
-            pointers.append(place.pointer + stack.first * stack.flat.itemsize)
-        room = held.enter_context(memory.allocate(choice.workspace_bytes, 0, stream))
-        memory.fill(room, 0xFF, stream)
-        pointers.append(room.pointer)
-        for step in choice.steps:
-            built = kernels.find("hopper_float32", step.kernel, (9, 0))
-            launch = Launch(built, 0, step.grid, step.arguments)
-            given = tuple(pointers[i] for i in step.operands)
-            launch(stream, given, (alpha, beta)[: step.numbers])
-        flat = np.empty_like(stacks[2].flat)
-        memory.read(place, flat.view(np.uint8), stream)
-    return flat
+def carried_out(choice: Choice, a: Stack, b: Stack, c: Stack, **numbers: float) -> Array:
+    steps, nbytes = choice.steps, choice.workspace_bytes
+    return carry_out("hopper_float32", steps, nbytes, (a, b, c), **numbers)[0]
 
 
 def result(a: Stack, b: Stack, c: Stack, limit: int | None = None, **more: Any) -> Array:
-    """Return C, the same bits by every way or within a limit, after a look at its margins."""
+    """Return C, the same bits by every way or within a limit."""
     numbers = {name: more.pop(name) for name in ("alpha", "beta") if name in more}
     p = problem(a, b, c, **more)
     every = choices(p) if limit is None else [choose(p, workspace_bytes=limit)]
-    found = [cut_out(carry_out(choice, (a, b, c), **numbers), c) for choice in every]
+    found = [carried_out(choice, a, b, c, **numbers) for choice in every]
     for other in found[1:]:
         same_bits(other, found[0])
     return found[0]
 
 
-def cut_out(flat: Array, like: Stack) -> Array:
-    view = view_of(flat, like)
-    values = view.copy()
-    view[...] = like.view
-    np.testing.assert_array_equal(flat.view(np.uint8), like.flat.view(np.uint8), "margins of C")
-    return values
-
-
-def view_of(flat: Array, like: Stack) -> Array:
-    return np.lib.stride_tricks.as_strided(flat[like.first :], like.view.shape, like.view.strides)
-
-
 def small(stack: Stack, seed: int) -> Stack:
     """Integers whose products are exact whichever way they are computed."""
-    stack.view[...] = np.random.default_rng(seed).integers(-8, 9, stack.view.shape)
-    return stack
-
-
-def exact(a: Stack, b: Stack) -> Array:
-    wide = np.matmul(a.view.astype(np.float64), b.view.astype(np.float64))
-    return wide.astype(np.float32)
-
-
-def operands(m: int, n: int, k: int, layout: str, pitch: int = 8) -> tuple[Stack, Stack]:
-    a = Stack.dense(m, k, "fp32", layout[0], pitch)
-    return a, Stack.dense(k, n, "fp32", layout[1], pitch)
+    return filled(stack, seed, -8, 8)
 
 
 def close_to(found: Array, expected: Array, why: str = "") -> None:
@@ -135,7 +90,7 @@ def same_bits(x: Array, y: Array) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_are_exact_at_every_edge(layout: str) -> None:
     for (m, n, k), pitch in itertools.product(EDGES, (8, 1)):
-        a, b = operands(m, n, k, layout, pitch)
+        a, b = operands(m, n, k, "fp32", layout, pitch)
         small(a, 1), small(b, 2)
         c = Stack.dense(m, n, "fp32", pitch=pitch)
         np.testing.assert_array_equal(result(a, b, c), exact(a, b), f"{m}x{n}x{k}")
@@ -146,7 +101,7 @@ def test_repairs_are_exact_at_every_edge(layout: str) -> None:
     rng = np.random.default_rng(3)
     for m, n, k in EDGES:
         for rows, columns in ((1, 0), (0, 1), (16, 17), (17, 16), (m, 3), (m, n)):
-            a, b = operands(m, n, k, layout, 1)
+            a, b = operands(m, n, k, "fp32", layout, 1)
             small(a, 1), small(b, 2)
             a.view[0, 0, rng.permutation(m)[:rows], 0] = TINY
             b.view[0, 0, 0, rng.permutation(n)[:columns]] = TINY
@@ -167,11 +122,11 @@ def test_operands_of_any_strides(why: str, first: int) -> None:
         np.testing.assert_array_equal(result(a, b, c), exact(a, b))
 
 
-@pytest.mark.parametrize("why", [why for why in AWKWARD if "one" not in why and "over" not in why])
+@pytest.mark.parametrize("why", APART)
 @pytest.mark.parametrize("first", [0, 1])
 def test_results_of_any_strides(why: str, first: int) -> None:
     n = 70
-    a, b = operands(n, n, n, "NN")
+    a, b = operands(n, n, n, "fp32", "NN")
     small(a, 1), small(b, 2)
     c = Stack.of((1, 1, n, n), AWKWARD[why], "fp32", first)
     np.testing.assert_array_equal(result(a, b, c), exact(a, b))
@@ -196,14 +151,14 @@ def test_batches_and_their_parts_have_the_bits_of_single_products(shared: str) -
     for share in (2, 5):
         same_bits(result(a, b, c, limit=takes // share), whole)
     for i, j in ((0, 0), (1, 2), (2, 4)):
-        one_a, one_b = operands(m, n, k, "NN")
+        one_a, one_b = operands(m, n, k, "fp32", "NN")
         one_a.view[0, 0], one_b.view[0, 0] = a.view[i, j], b.view[i, j]
         same_bits(result(one_a, one_b, Stack.dense(m, n, "fp32"))[0, 0], whole[i, j])
 
 
 @pytest.mark.parametrize("precision", [None, "tf32"])
 def test_parts_of_rows_and_columns_have_the_bits_of_the_whole(precision: str | None) -> None:
-    a, b = operands(300, 520, 200, "NT")
+    a, b = operands(300, 520, 200, "fp32", "NT")
     normal(a, 1), normal(b, 2)
     a.view[0, 0, 130, 9], b.view[0, 0, 7, 300] = 1e-30, np.nan
     c = Stack.dense(300, 520, "fp32")
@@ -216,7 +171,7 @@ def test_parts_of_rows_and_columns_have_the_bits_of_the_whole(precision: str | N
 @pytest.mark.parametrize("k", [100, LONGEST_CHAIN + 100])
 def test_alpha_and_beta_reach_every_element_once(k: int) -> None:
     for out in (Stack.dense(150, 140, "fp32"), Stack.dense(150, 140, "fp32", "T", pitch=1)):
-        a, b = operands(150, 140, k, "NN")
+        a, b = operands(150, 140, k, "fp32", "NN")
         small(a, 1), small(b, 2)
         a.view[0, 0, 33, -1] = b.view[0, 0, 3, 50] = TINY
         old = small(out, 3).view.copy()
@@ -226,7 +181,7 @@ def test_alpha_and_beta_reach_every_element_once(k: int) -> None:
 
 
 def test_tiles_that_are_flagged_whole_are_left_to_repairs() -> None:
-    a, b = operands(300, 260, 96, "NN")
+    a, b = operands(300, 260, 96, "fp32", "NN")
     small(a, 1), small(b, 2)
     a.view[..., :256, 0] = np.nan
     c = Stack.dense(300, 260, "fp32")
@@ -246,7 +201,7 @@ def test_complex_products_have_the_bits_of_the_real_ones_they_are(layout: str) -
     x = rng.standard_normal((m, k, 2)).astype(np.float32)
     y = rng.standard_normal((k, n, 2)).astype(np.float32)
     x[3, 4, 0], y[5, 6, 1] = 1e-9, np.nan
-    a, b = operands(m, 2 * n, 2 * k, "NN")
+    a, b = operands(m, 2 * n, 2 * k, "fp32", "NN")
     a.view[0, 0] = x.reshape(m, 2 * k)
     b.view[0, 0, 0::2, 0::2], b.view[0, 0, 1::2, 0::2] = y[..., 0], -y[..., 1]
     b.view[0, 0, 0::2, 1::2], b.view[0, 0, 1::2, 1::2] = y[..., 1], y[..., 0]

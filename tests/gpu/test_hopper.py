@@ -1,25 +1,32 @@
 """Hopper's kernels on a Hopper GPU: exact at every edge, in every layout, and always the same bits.
 
-Operands lie in larger arrays of NaN, and so does C: what is read outside shows in C, what is
-written outside in its margins.
+Operands and C lie in larger arrays of NaN (``stacks``).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from tests.conftest import missing
+from tests.gpu.stacks import (
+    APART,
+    AWKWARD,
+    LAYOUTS,
+    Stack,
+    carry_out,
+    exact,
+    filled,
+    need_hopper,
+    normal,
+    operands,
+    sizes_and_strides,
+)
 from tilewise import kernels
-from tilewise.errors import DeviceError
 from tilewise.kernels.hopper_plan import (
     LONGEST_CHAIN,
     Choice,
@@ -28,17 +35,14 @@ from tilewise.kernels.hopper_plan import (
     choose,
     launches,
 )
-from tilewise.kernels.steps import Strides
 from tilewise.numerics.bounds import bound
-from tilewise.runtime import device, memory, streams
+from tilewise.runtime import memory, streams
 from tilewise.runtime.launch import Launch
 
 pytestmark = pytest.mark.gpu
 
 Array = NDArray[Any]
 
-MARGIN = 128
-LAYOUTS = ("NN", "NT", "TN", "TT")
 #: Around the sides of tiles and of instructions, and below them.
 EDGES = (
     *((1, 1, 1), (1, 130, 40), (130, 1, 40), (15, 63, 17), (16, 64, 64), (17, 65, 65)),
@@ -49,124 +53,16 @@ EDGES = (
 
 @pytest.fixture(autouse=True)
 def on_hopper(request: pytest.FixtureRequest) -> None:
-    if device.facts(0).capability != (9, 0):
-        missing(request.config, "compute capability 9.0 is needed")
-    try:
-        kernels.manifest("hopper")
-    except DeviceError as error:
-        missing(request.config, str(error))
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    import ml_dtypes
-
-    known = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
-    return np.dtype((known | {"c64": np.complex64})[name])
-
-
-@dataclass
-class Stack:
-    """Matrices (outer, inner, rows, columns) as a view of a flat array that is NaN elsewhere."""
-
-    flat: Array
-    first: int
-    view: Array
-
-    @classmethod
-    def of(cls, shape: Sequence[int], steps: Sequence[int], dtype: str, first: int = 0) -> Stack:
-        spans = [(size - 1) * step for size, step in zip(shape, steps, strict=True)]
-        first += MARGIN - sum(min(span, 0) for span in spans)
-        size = first + sum(max(span, 0) for span in spans) + 1 + MARGIN
-        flat = np.full(size, np.nan, dtype_of(dtype))
-        item = flat.itemsize
-        return cls(flat, first, as_strided(flat[first:], shape, [item * step for step in steps]))
-
-    @classmethod
-    def dense(cls, rows: int, columns: int, dtype: str, order: str = "N", pitch: int = 8) -> Stack:
-        """One matrix by rows ("N") or columns ("T"), which start on multiples of ``pitch``."""
-        near, far = (columns, rows) if order == "N" else (rows, columns)
-        step = -(-near // pitch) * pitch
-        steps = (step, 1) if order == "N" else (1, step)
-        return cls.of((1, 1, rows, columns), (far * step, far * step, *steps), dtype)
-
-    @property
-    def strides(self) -> Strides:
-        steps = (step // self.flat.itemsize for step in self.view.strides)
-        return Strides(*steps, is_aligned=self.first * self.flat.itemsize % 16 == 0)
+    need_hopper(request.config, "hopper")
 
 
 def problem(a: Stack, b: Stack, c: Stack, *, updates: bool = False) -> Problem:
-    names = {dtype_of(name): name for name in ("bf16", "fp16", "fp32")}
-    outer, inner, m, n = c.view.shape
-    return Problem(
-        m=m,
-        n=n,
-        k=a.view.shape[3],
-        a=a.strides,
-        b=b.strides,
-        c=c.strides,
-        outer=outer,
-        inner=inner,
-        dtype=names[a.flat.dtype],
-        out=names[c.flat.dtype],
-        updates=updates,
-    )
-
-
-def carry_out(
-    p: Problem, choice: Choice, stacks: Iterable[Stack], alpha: float = 1, beta: float = 0
-) -> Array:
-    """Launch a choice on copies of a, b and c; return what its c holds then, all of it."""
-    stream = streams.DEFAULT
-    stacks = tuple(stacks)
-    with ExitStack() as held:
-        pointers = []
-        for stack in stacks:
-            place = held.enter_context(memory.allocate(stack.flat.nbytes, 0, stream))
-            memory.write(place, stack.flat.view(np.uint8), stream)
-            pointers.append(place.pointer + stack.first * stack.flat.itemsize)
-        room = held.enter_context(memory.allocate(max(choice.workspace_bytes, 1), 0, stream))
-        memory.fill(room, 0xFF, stream)
-        pointers.append(room.pointer)
-        for step in launches(p, choice):
-            built = kernels.find("hopper", step.kernel, (9, 0))
-            launch = Launch(built, 0, step.grid, step.arguments, what=str(p))
-            given = tuple(pointers[i] for i in step.operands)
-            launch(stream, given, (alpha, beta)[: step.numbers])
-        flat = np.empty_like(stacks[2].flat)
-        memory.read(place, flat.view(np.uint8), stream)
-    return flat
+    return Problem(**sizes_and_strides(a, b, c), dtype=a.dtype, out=c.dtype, updates=updates)
 
 
 def result(p: Problem, choice: Choice, a: Stack, b: Stack, c: Stack, **numbers: float) -> Array:
-    """Return C, after a look at its margins."""
-    flat = carry_out(p, choice, (a, b, c), **numbers)
-    found = Stack(flat, c.first, as_strided(flat[c.first :], c.view.shape, c.view.strides))
-    values = found.view.copy()
-    found.view[...] = c.view
-    np.testing.assert_array_equal(flat.view(np.uint8), c.flat.view(np.uint8), "margins of C")
-    return values
-
-
-def filled(stack: Stack, seed: int, low: int = -2, high: int = 2) -> Stack:
-    stack.view[...] = np.random.default_rng(seed).integers(low, high + 1, stack.view.shape)
-    return stack
-
-
-def normal(stack: Stack, seed: int) -> Stack:
-    stack.view[...] = np.random.default_rng(seed).standard_normal(stack.view.shape)
-    return stack
-
-
-def exact(a: Stack, b: Stack) -> Array:
-    return np.matmul(a.view.astype(np.float64), b.view.astype(np.float64))
-
-
-def operands(
-    m: int, n: int, k: int, dtype: str, layout: str, pitch: int = 8
-) -> tuple[Stack, Stack]:
-    a = Stack.dense(m, k, dtype, layout[0], pitch)
-    return a, Stack.dense(k, n, dtype, layout[1], pitch)
+    steps = launches(p, choice)
+    return carry_out("hopper", steps, choice.workspace_bytes, (a, b, c), **numbers)[0]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -295,19 +191,6 @@ def test_alpha_reaches_what_is_written_by_tma() -> None:
     np.testing.assert_array_equal(result(p, choose(p), a, b, c, alpha=-0.5), expected)
 
 
-AWKWARD = {
-    "rows of odd bytes": (0, 0, 75, 1),
-    "every second column": (0, 0, 150, 2),
-    "by columns, odd": (0, 0, 1, 75),
-    "rows in reverse": (0, 0, -80, 1),
-    "all in reverse": (0, 0, -80, -1),
-    "one row for all": (0, 0, 0, 1),
-    "one column for all": (0, 0, 1, 0),
-    "overlapping rows": (0, 0, 8, 1),
-    "overlapping rows, odd": (0, 0, 3, 1),
-}
-
-
 @pytest.mark.parametrize("why", AWKWARD)
 @pytest.mark.parametrize("first", [0, 1])
 def test_operands_of_any_strides(why: str, first: int) -> None:
@@ -324,7 +207,7 @@ def test_operands_of_any_strides(why: str, first: int) -> None:
             np.testing.assert_array_equal(result(p, choice, a, b, c), expected, str(choice))
 
 
-@pytest.mark.parametrize("why", [why for why in AWKWARD if "one" not in why and "over" not in why])
+@pytest.mark.parametrize("why", APART)
 @pytest.mark.parametrize("first", [0, 1])
 def test_results_of_any_strides(why: str, first: int) -> None:
     n = 70
@@ -416,7 +299,7 @@ def test_a_product_that_starts_early_waits_for_the_one_before() -> None:
                     launch(stream, given, (1.0, 0.0)[: step.numbers])
             flat = np.empty_like(one.flat)
             memory.read(places[0], flat.view(np.uint8), stream)
-        found = as_strided(flat[one.first :], one.view.shape, one.view.strides)
+        found = one.values_in(flat)
         expected = one.view.astype(np.float64)
         for _ in range(turns):
             expected = expected @ permutation

@@ -1,33 +1,36 @@
 """Hopper's kernels for few rows of float32: the model's bits, at every edge, in every layout.
 
-Operands lie in larger arrays of NaN, and so does C: what is read outside shows in C, what is
-written outside in its margins. What is flagged stays as it was.
+Operands and C lie in larger arrays of NaN (``stacks``). What is flagged stays as it was.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from tests.conftest import missing
 from tests.float32_data import over_the_promise
-from tests.gpu.test_hopper import AWKWARD, LAYOUTS, Stack, filled, normal, operands
-from tilewise import kernels
-from tilewise.errors import DeviceError
+from tests.gpu.stacks import (
+    AWKWARD,
+    LAYOUTS,
+    Stack,
+    carry_out,
+    exact,
+    filled,
+    need_hopper,
+    normal,
+    operands,
+    sizes_and_strides,
+)
 from tilewise.kernels import skinny_plan
 from tilewise.kernels.hopper_float32_plan import Choice, Problem, choices
 from tilewise.kernels.hopper_plan import LONGEST_CHAIN, chains
 from tilewise.kernels.steps import Pointer
 from tilewise.numerics import schemes
-from tilewise.runtime import device, memory, streams
-from tilewise.runtime.launch import Launch
 
 pytestmark = pytest.mark.gpu
 
@@ -44,27 +47,11 @@ EDGES = (
 
 @pytest.fixture(autouse=True)
 def on_hopper(request: pytest.FixtureRequest) -> None:
-    if device.facts(0).capability != (9, 0):
-        missing(request.config, "compute capability 9.0 is needed")
-    try:
-        kernels.manifest(FAMILY)
-    except DeviceError as error:
-        missing(request.config, str(error))
+    need_hopper(request.config, FAMILY)
 
 
 def problem(a: Stack, b: Stack, c: Stack, *, updates: bool = False) -> Problem:
-    outer, inner, m, n = c.view.shape
-    return Problem(
-        m=m,
-        n=n,
-        k=a.view.shape[3],
-        a=a.strides,
-        b=b.strides,
-        c=c.strides,
-        outer=outer,
-        inner=inner,
-        updates=updates,
-    )
+    return Problem(**sizes_and_strides(a, b, c), updates=updates)
 
 
 def every_way(p: Problem) -> Iterator[Choice]:
@@ -79,42 +66,14 @@ def best(p: Problem) -> Choice:
     return list(choices(p))[1]
 
 
-def carry_out(
-    p: Problem, choice: Choice, a: Stack, b: Stack, c: Stack, *numbers: float, steps: int = 99
-) -> tuple[Array, Array]:
-    """Return C after so many launches, and a look at its margins, and what is in the workspace."""
-    stream = streams.DEFAULT
-    with ExitStack() as held:
-        pointers = []
-        for stack in (a, b, c):
-            place = held.enter_context(memory.allocate(stack.flat.nbytes, 0, stream))
-            memory.write(place, stack.flat.view(np.uint8), stream)
-            pointers.append(place.pointer + stack.first * stack.flat.itemsize)
-        workspace = held.enter_context(memory.allocate(choice.workspace_bytes, 0, stream))
-        memory.fill(workspace, 0xFF, stream)
-        pointers.append(workspace.pointer)
-        for step in choice.steps[:steps]:
-            built = kernels.find(FAMILY, step.kernel, (9, 0))
-            launch = Launch(built, 0, step.grid, step.arguments, what=str(p))
-            launch(stream, tuple(pointers[i] for i in step.operands), numbers[: step.numbers])
-        flat = np.empty_like(c.flat)
-        memory.read(place, flat.view(np.uint8), stream)
-        raw = np.empty(choice.workspace_bytes, np.uint8)
-        memory.read(workspace, raw, stream)
-    found = Stack(flat, c.first, as_strided(flat[c.first :], c.view.shape, c.view.strides))
-    values = found.view.copy()
-    found.view[...] = c.view
-    np.testing.assert_array_equal(flat.view(np.uint8), c.flat.view(np.uint8), "margins of C")
-    return values, raw
-
-
 def multiplied(
     p: Problem, choice: Choice, a: Stack, b: Stack, c: Stack, alpha: float = 1, beta: float = 0
 ) -> tuple[Array, Array, Array]:
     """Return C before anything is repaired, and the flags of rows and of columns."""
     listed = choice.steps[-2]
     assert listed.kernel == "list_flagged"
-    values, raw = carry_out(p, choice, a, b, c, alpha, beta, steps=len(choice.steps) - 2)
+    steps, nbytes = choice.steps[:-2], choice.workspace_bytes
+    values, raw = carry_out(FAMILY, steps, nbytes, (a, b, c), alpha, beta)
     flags = []
     for name, size, strides in (("a_flag", p.m, p.a), ("b_flag", p.n, p.b)):
         at = listed.arguments[name]
@@ -131,10 +90,6 @@ def result(
     values, rows, cols = multiplied(p, choice, a, b, c, alpha, beta)
     assert not np.concatenate((rows, cols)).any(), "flags"
     return values
-
-
-def exact(a: Stack, b: Stack) -> Array:
-    return np.matmul(a.view.astype(np.float64), b.view.astype(np.float64))
 
 
 def model(a: Stack, b: Stack) -> schemes.Product:
@@ -375,11 +330,12 @@ def test_bits_are_those_of_a_large_product_flagged_or_not(k: int) -> None:
     p = problem(a, b, c)
     tiles = next(choices(p))
     assert any(step.kernel.startswith("split_pieces") for step in tiles.steps)
-    whole = carry_out(p, tiles, a, b, c)[0]
+    whole = carry_out(FAMILY, tiles.steps, tiles.workspace_bytes, (a, b, c))[0]
     for first, last in ((0, 16), (70, 134), (190, 191)):
         part, part_c = Stack.dense(last - first, k, "fp32"), Stack.dense(last - first, n, "fp32")
         part.view[...] = a.view[:, :, first:last]
         p = problem(part, b, part_c)
         for choice in every_way(p):
-            found = carry_out(p, choice, part, b, part_c)[0]
+            nbytes = choice.workspace_bytes
+            found = carry_out(FAMILY, choice.steps, nbytes, (part, b, part_c))[0]
             np.testing.assert_array_equal(bits(found), bits(whole[:, :, first:last]), str(choice))

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.harness import Benchmark
 from tilewise import kernels, matmul, plan
-from tilewise._gpu import prepared
+from tilewise._gpu import OnGpu, prepared
 from tilewise._plan import Plan
 from tilewise.errors import DeviceError
 from tilewise.runtime import device, streams
@@ -71,8 +71,8 @@ def on_torch(bench: Benchmark, dtype: str, precision: str | None) -> None:
         x, y, z = next(turns)
         made(x, y, out=z)
 
-    assert made.recipe is not None
-    put, pointers = prepared(made.recipe, 0), (a.data_ptr(), b.data_ptr(), c.data_ptr())
+    assert isinstance(made.how, OnGpu)
+    put, pointers = prepared(made.how.recipe, 0), (a.data_ptr(), b.data_ptr(), c.data_ptr())
     calls: dict[str, Callable[[], object]] = {
         "launch alone": lambda: put(pointers, streams.DEFAULT),
         "plan": lambda: made(a, b, out=c),
@@ -158,8 +158,8 @@ def compare(
             f"({1e6 * low:.2f} to {1e6 * high:.2f})",
             flush=True,
         )
-    assert made.recipe is not None
-    launches = [step.kernel for step in made.recipe.steps]
+    assert isinstance(made.how, OnGpu)
+    launches = [step.kernel for step in made.how.recipe.steps]
     bench.cases.append(
         {
             "case": case,

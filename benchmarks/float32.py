@@ -18,6 +18,7 @@ import tilewise as tw
 from benchmarks import hopper
 from benchmarks.harness import Benchmark
 from tilewise import kernels
+from tilewise._gpu import OnGpu, Recipe
 from tilewise._plan import Plan
 from tilewise.runtime import device
 from tilewise.runtime.launch import Launch
@@ -97,8 +98,7 @@ def against_torch(
     other = "torch.mm" if precision is None else "torch.mm, TF32"
     with operands(*shape, layout, dtype, kind) as sets, tf32_in_torch(precision == "tf32"):
         plans = [tw.plan(a, b, out=c, precision=precision) for a, b, c in sets]
-        recipe = plans[0].recipe
-        assert recipe is not None
+        recipe = recipe_of(plans[0])
         contenders: dict[str, list[Callable[[], Any]]] = {
             "tilewise": [prepare(plan, *x) for plan, x in zip(plans, sets, strict=True)],
             other: [lambda x=x: torch.mm(x[0], x[1], out=x[2]) for x in sets],
@@ -196,12 +196,17 @@ def tf32_in_torch(is_allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+def recipe_of(plan: Plan) -> Recipe:
+    """Return the launches of a product of device arrays."""
+    assert isinstance(plan.how, OnGpu)
+    return plan.how.recipe
+
+
 def prepare(plan: Plan, a: Any, b: Any, c: Any) -> Callable[[], None]:
     """Return a call that puts a planned product on torch's current stream."""
     import torch
 
-    recipe = plan.recipe
-    assert recipe is not None
+    recipe = recipe_of(plan)
     assert len(recipe.offsets) == 1
     workspace = torch.empty(max(recipe.workspace_bytes, 1), device="cuda", dtype=torch.uint8)
     pointers = [x.data_ptr() for x in (a, b, c, workspace)]

@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise._operand import Operand
+from tilewise._plan import Plan, make_plan
+from tilewise._request import Request
+
 Array = NDArray[Any]
 
 FLOATS = ("float16", "float32", "float64")
@@ -62,3 +66,8 @@ def within_bound(c: Array, a: Array, b: Array, unit: float = 2.0**-24, out_unit:
         allowed = 2 * allowed
     allowed = allowed + out_unit * abs(exact) + 2.0**-149
     return bool((abs(c.astype(wide) - exact) <= allowed).all())
+
+
+def planned(a: Operand, b: Operand, *, gpu: Any = None, machine: Any = None, **asked: Any) -> Plan:
+    """Return the plan for operands that are described, on a machine that need not be there."""
+    return make_plan(Request(a, b, **asked), gpu=gpu, machine=machine)

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.support import planned
 from tilewise._operand import Operand
-from tilewise._plan import make_plan
 from tilewise.errors import BudgetError, DTypeError, ShapeError
 from tilewise.runtime.device import DeviceFacts
 
@@ -38,7 +38,7 @@ def on(shape: tuple[int, ...], dtype: Any, where: str = "cuda:0") -> Operand:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", BF16, "float64", "int8", "int64", "bool"])
 def test_every_type_has_a_plan_that_prints(dtype: Any) -> None:
-    plan = make_plan(on((7, 300, 200), dtype), on((200, 100), dtype), gpu=gpu())
+    plan = planned(on((7, 300, 200), dtype), on((200, 100), dtype), gpu=gpu())
     assert plan.device == "cuda:0"
     methods = {"float16": "hopper", "bfloat16": "hopper", "float32": "fp16x3"}
     assert plan.method == methods.get(np.dtype(dtype).name, "portable")
@@ -49,30 +49,29 @@ def test_every_type_has_a_plan_that_prints(dtype: Any) -> None:
 
 def test_other_architectures_get_portable_kernels() -> None:
     for capability in ((8, 0), (8, 6), (8, 9), (10, 0), (12, 0)):
-        plan = make_plan(on((64, 64), BF16), on((64, 64), BF16), gpu=gpu(capability))
+        plan = planned(on((64, 64), BF16), on((64, 64), BF16), gpu=gpu(capability))
         assert plan.method == "portable"
 
 
 def test_bytes_get_hoppers_kernels_where_they_run() -> None:
     for dtype in ("int8", "float8_e4m3fn"):
         a, b = on((2048, 4096), np.dtype(dtype)), on((4096, 2048), np.dtype(dtype))
-        plan = make_plan(a, b, dtype=np.dtype(np.int32) if dtype == "int8" else None, gpu=gpu())
+        plan = planned(a, b, dtype=np.dtype(np.int32) if dtype == "int8" else None, gpu=gpu())
         assert "128x128_mapped" in str(plan)
-        assert plan.recipe is not None
-        copy, product = plan.recipe.steps
+        copy, product = plan.how.recipe.steps
         assert copy.kernel == "pack_bytes_4"
         assert product.kernel.endswith("nt_128x128_mapped")
-        assert "mapped" not in str(make_plan(a, b, gpu=gpu((8, 9))))
+        assert "mapped" not in str(planned(a, b, gpu=gpu((8, 9))))
 
 
 def test_C9_a_slow_float64_is_named_with_the_alternative_and_its_bound() -> None:
     slow = gpu((8, 9), "NVIDIA GeForce RTX 4090")
-    plan = make_plan(on((8192, 8192), "float64"), on((8192, 8192), "float64"), gpu=slow)
+    plan = planned(on((8192, 8192), "float64"), on((8192, 8192), "float64"), gpu=slow)
     text = " ".join(str(plan).split())
     assert "float64 runs at 1/64 of float32's rate on NVIDIA GeForce RTX 4090" in text
     assert "float32 operands" in text
     assert "(K+2)·2⁻²⁴·|A||B|" in text
-    fast = make_plan(on((8192, 8192), "float64"), on((8192, 8192), "float64"), gpu=gpu())
+    fast = planned(on((8192, 8192), "float64"), on((8192, 8192), "float64"), gpu=gpu())
     assert "1/64" not in str(fast)
 
 
@@ -80,76 +79,73 @@ def test_batches_that_do_not_merge_are_run_one_after_another() -> None:
     a = Operand(
         (2, 3, 4, 5, 6), np.dtype("f4"), (9999 * 4, 3000 * 4, 400 * 4, 24, 4), True, "cuda:0"
     )
-    plan = make_plan(a, on((6, 7), "float32"), gpu=gpu())
-    assert plan.recipe is not None
-    assert len(plan.recipe.offsets) == 2
-    assert plan.recipe.offsets[1][0] == 9999 * 4
-    merged = make_plan(on((2, 3, 4, 5, 6), "float32"), on((6, 7), "float32"), gpu=gpu())
-    assert merged.recipe is not None
-    assert merged.recipe.offsets == ((0, 0, 0),)
+    plan = planned(a, on((6, 7), "float32"), gpu=gpu())
+    assert len(plan.how.recipe.offsets) == 2
+    assert plan.how.recipe.offsets[1][0] == 9999 * 4
+    merged = planned(on((2, 3, 4, 5, 6), "float32"), on((6, 7), "float32"), gpu=gpu())
+    assert merged.how.recipe.offsets == ((0, 0, 0),)
 
 
 def test_host_operands_are_counted_with_their_copies_and_broadcasts_once() -> None:
     wide = Operand((1000, 1000), np.dtype("f4"), (0, 4), True)
     other = on((1000, 1000), "float32", "memory")
-    plan = make_plan(wide, other, gpu=gpu(), precision="ieee")
+    plan = planned(wide, other, gpu=gpu(), precision="ieee")
     assert plan.held_bytes == 4000 + 4_000_000 + 4_000_000
     with pytest.raises(BudgetError, match="memory= allows"):
-        make_plan(wide, wide, gpu=gpu(), memory_bytes=4_000_000)
+        planned(wide, wide, gpu=gpu(), memory_bytes=4_000_000)
     there = on((1000, 1000), "float16")
-    assert make_plan(there, there, gpu=gpu()).held_bytes == 2_000_000
-    assert make_plan(there, there, gpu=gpu(), out=there).held_bytes == 0
+    assert planned(there, there, gpu=gpu()).held_bytes == 2_000_000
+    assert planned(there, there, gpu=gpu(), out=there).held_bytes == 0
 
 
 def test_out_is_checked_before_anything_runs() -> None:
     a = on((4, 4), "float32")
     with pytest.raises(ShapeError, match="out"):
-        make_plan(a, a, out=on((4, 5), "float32"), gpu=gpu())
+        planned(a, a, out=on((4, 5), "float32"), gpu=gpu())
     with pytest.raises(DTypeError, match="out"):
-        make_plan(a, a, out=on((4, 4), "float64"), gpu=gpu())
+        planned(a, a, out=on((4, 4), "float64"), gpu=gpu())
     with pytest.raises(ShapeError, match="^c "):
-        make_plan(a, a, out=on((4, 5), "float32"), updates=True, gpu=gpu())
+        planned(a, a, out=on((4, 5), "float32"), updates=True, gpu=gpu())
 
 
 def test_vectors_are_matrices_of_one_row_or_column() -> None:
     for a, b, shape in (((5,), (5,), ()), ((5,), (2, 5, 3), (2, 3)), ((2, 4, 5), (5,), (2, 4))):
-        plan = make_plan(on(a, "float32"), on(b, "float32"), gpu=gpu())
+        plan = planned(on(a, "float32"), on(b, "float32"), gpu=gpu())
         assert plan.shape == shape
 
 
 def test_plans_are_hashable_and_find_their_launches_by_identity() -> None:
     a = on((64, 64), "float16")
-    plan = make_plan(a, a, gpu=gpu())
+    plan = planned(a, a, gpu=gpu())
     assert len({plan, plan}) == 1
-    assert hash(plan.recipe) == hash(plan.recipe)
+    assert hash(plan.how.recipe) == hash(plan.how.recipe)
 
 
 def test_an_operand_is_aligned_only_if_every_run_of_its_batch_is() -> None:
     half = np.dtype("f2")
     for far, is_mapped in ((80000 * 2, True), (80004 * 2, False)):
         a = Operand((2, 3, 4, 64, 64), half, (far, 20000 * 2, 4096 * 2, 128, 2), True, "cuda:0")
-        plan = make_plan(a, on((64, 64), "float16"), gpu=gpu())
-        assert plan.recipe is not None
-        assert len(plan.recipe.offsets) == 2
-        packs = any(step.kernel.startswith("pack") for step in plan.recipe.steps)
+        plan = planned(a, on((64, 64), "float16"), gpu=gpu())
+        assert len(plan.how.recipe.offsets) == 2
+        packs = any(step.kernel.startswith("pack") for step in plan.how.recipe.steps)
         assert packs is not is_mapped
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 5000), (16, 8192), (700, 3), (4096, 4096)])
 def test_how_float32_is_computed_depends_on_k_alone(m: int, n: int) -> None:
     for k, method in ((31, "portable"), (32, "fp16x3"), (5000, "fp16x3"), (40000, "fp16x3")):
-        plan = make_plan(on((3, m, k), "float32"), on((k, n), "float32"), gpu=gpu())
+        plan = planned(on((3, m, k), "float32"), on((k, n), "float32"), gpu=gpu())
         assert plan.method == method
         assert plan.bound.factor == (k + 2) * 2.0**-24
     for k, method in ((15, "portable"), (16, "fp16x3")):
-        plan = make_plan(on((m, k), "complex64"), on((k, n), "complex64"), gpu=gpu())
+        plan = planned(on((m, k), "complex64"), on((k, n), "complex64"), gpu=gpu())
         assert plan.method == method
         assert plan.bound.factor == (2 * k + 2) * 2.0**-24
 
 
 def test_a_plan_says_how_float32_is_computed() -> None:
     a = on((300, 300), "float32")
-    text = " ".join(str(make_plan(a, a, gpu=gpu())).split())
+    text = " ".join(str(planned(a, a, gpu=gpu())).split())
     assert "method fp16x3, sums in float32" in text
     assert "three products of float16 on the tensor cores" in text
     assert "recomputed by chains of FMAs" in text
@@ -158,18 +154,18 @@ def test_a_plan_says_how_float32_is_computed() -> None:
 
 def test_precision_is_followed_by_name() -> None:
     a = on((300, 300), "float32")
-    ieee, less = (make_plan(a, a, gpu=gpu(), precision=p) for p in ("ieee", "tf32"))
+    ieee, less = (planned(a, a, gpu=gpu(), precision=p) for p in ("ieee", "tf32"))
     assert ieee.method == "portable"
     assert ieee.workspace_bytes == 0
-    assert ieee.bound == make_plan(a, a, gpu=gpu()).bound
+    assert ieee.bound == planned(a, a, gpu=gpu()).bound
     assert less.method == "tf32"
     assert less.bound.factor == 2.0**-10 + 302 * 2.0**-24
     assert "full bound" not in str(less)
     large = on((4096, 4096), "float32")
-    full, less = (make_plan(large, large, gpu=gpu(), precision=p) for p in (None, "tf32"))
+    full, less = (planned(large, large, gpu=gpu(), precision=p) for p in (None, "tf32"))
     assert less.workspace_bytes < full.workspace_bytes
     for there, k in ((gpu((8, 0)), 300), (gpu(), 8)):
-        full = make_plan(on((9, k), "float32"), on((k, 9), "float32"), gpu=there, precision="tf32")
+        full = planned(on((9, k), "float32"), on((k, 9), "float32"), gpu=there, precision="tf32")
         assert full.method == "portable"
         assert full.bound.factor == (k + 2) * 2.0**-24
         assert "allows less; this gives the full bound" in str(full)
@@ -178,30 +174,28 @@ def test_precision_is_followed_by_name() -> None:
 def test_no_budget_changes_how_float32_is_computed() -> None:
     a = on((4096, 4096), "float32")
     result = 4 * 4096**2
-    whole = make_plan(a, a, gpu=gpu())
+    whole = planned(a, a, gpu=gpu())
     for room in (whole.workspace_bytes - 1, whole.workspace_bytes // 8):
-        plan = make_plan(a, a, gpu=gpu(), memory_bytes=result + room)
+        plan = planned(a, a, gpu=gpu(), memory_bytes=result + room)
         assert plan.method == "fp16x3"
         assert plan.workspace_bytes <= room
-        assert plan.recipe is not None
-        assert whole.recipe is not None
-        assert len(plan.recipe.steps) > len(whole.recipe.steps)
+        assert len(plan.how.recipe.steps) > len(whole.how.recipe.steps)
     with pytest.raises(BudgetError, match="'ieee'"):
-        make_plan(a, a, gpu=gpu(), memory_bytes=result + 1000)
-    assert make_plan(a, a, gpu=gpu(), memory_bytes=result, precision="ieee").method == "portable"
+        planned(a, a, gpu=gpu(), memory_bytes=result + 1000)
+    assert planned(a, a, gpu=gpu(), memory_bytes=result, precision="ieee").method == "portable"
 
 
 def test_float32_leaves_room_for_large_operands() -> None:
     a = on((100_000, 100_000), "float32")
-    plan = make_plan(a, a, gpu=gpu())
+    plan = planned(a, a, gpu=gpu())
     assert plan.method == "fp16x3"
     assert plan.workspace_bytes <= gpu().memory_bytes // 8
 
 
 def test_a_tight_budget_gets_the_same_family_with_less_workspace() -> None:
     a, b, out = on((128, 100_000), BF16), on((100_000, 128), BF16), on((128, 128), BF16)
-    free = make_plan(a, b, out=out, gpu=gpu())
-    tight = make_plan(a, b, out=out, gpu=gpu(), memory_bytes=free.workspace_bytes // 2)
+    free = planned(a, b, out=out, gpu=gpu())
+    tight = planned(a, b, out=out, gpu=gpu(), memory_bytes=free.workspace_bytes // 2)
     assert free.method == tight.method == "hopper"
     assert tight.workspace_bytes <= free.workspace_bytes // 2
     assert tight.bits == free.bits

@@ -87,7 +87,7 @@ def test_verify_is_part_of_the_plan(rng: Any, monkeypatch: Any) -> None:
         result[3, 4] += 1
         return result
 
-    monkeypatch.setattr("tilewise._cpu.execute", wrong)
+    monkeypatch.setattr("tilewise._cpu.OnCpu.multiply", wrong)
     with pytest.raises(tw.TilewiseError, match=r"verify=True.*3"):
         tw.matmul(a, a.T, out=out, verify=True)
     assert (out == 7).all()

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from tests.support import planned
 from tests.test_gpu_plan import gpu as facts_of
 from tilewise import _api, _arrays, _gpu, _libraries, _repeat
 from tilewise._operand import Operand
-from tilewise._plan import make_plan
 from tilewise.errors import DeviceError, DTypeError, OptionError, ShapeError
 from tilewise.runtime import arrays, device, driver, streams
 
@@ -127,7 +127,7 @@ class Machine:
         self.general = 0  #: products that went the general way
 
     def multiply(self, plan: Any, a: Any, b: Any, c: Any, *rest: Any) -> Any:
-        self.plans[plan.recipe] = plan
+        self.plans[plan.how.recipe] = plan
         return self._multiply(plan, a, b, c, *rest)
 
     def prepared(self, recipe: Any, index: int) -> Any:
@@ -136,10 +136,9 @@ class Machine:
         def put(pointers: tuple[int, int, int], stream: int, numbers: Any = None) -> None:
             self.streams.append(stream)
             a, b, c = pointers
-            out = plan.out
+            out = plan.asked.out
             if out is None:
-                out = replace(plan.a, shape=plan.shape, dtype=plan.dtype)
-                out = replace(out, strides=np.empty(plan.shape, plan.dtype).strides)
+                out = Operand.of(np.empty(plan.shape, plan.dtype))
             view(c, out)[...] = view(a, plan.a) @ view(b, plan.b)
 
         return put
@@ -355,7 +354,7 @@ def test_a_result_is_not_written_through_a_lazy_view(machine: Machine, flag: str
 def test_a_plan_that_verifies_does_so_every_time(machine: Machine) -> None:
     a, b, c = (tensor((4, 4)) for _ in "abc")
     plain = tw.plan(a, b, out=c)
-    checked = replace(plain, verify=True)
+    checked = replace(plain, asked=plain.asked._replace(verify=True))
     plain(a, b, out=c)
     for _ in range(2):
         checked(a, b, out=c)
@@ -382,8 +381,7 @@ def test_a_plan_stays_strict_about_what_it_is_for(machine: Machine) -> None:
 def test_a_plan_for_host_arrays_is_not_for_device_arrays_of_their_layout(machine: Machine) -> None:
     """It would be for copies, which are not transposed."""
     a, b = np.ones((5, 4), np.float32).T, np.ones((5, 3), np.float32)
-    plan = make_plan(Operand.of(a), Operand.of(b), gpu=facts_of())
-    assert plan.recipe is not None
+    plan = planned(Operand.of(a), Operand.of(b), gpu=facts_of())
     with pytest.raises(OptionError, match="host operands"):
         plan(Tensor(a), Tensor(b))
 

@@ -14,11 +14,10 @@ import pytest
 
 import tilewise as tw
 from tests.outofcore.fake_device import FakeCuda
-from tests.support import small_integers
+from tests.support import planned, small_integers
 from tests.test_gpu_plan import gpu
 from tilewise import _api, _devices, _gpu, _streamed
 from tilewise._operand import Operand
-from tilewise._plan import make_plan
 from tilewise.errors import BudgetError, DeviceError, OptionError
 from tilewise.outofcore import device_pipeline
 from tilewise.runtime import device, driver, memory, pinned, transfers
@@ -122,8 +121,7 @@ def test_k_in_pieces(cuda: Any, rng: Any, dtype: Any) -> None:
     a, b = small_integers(rng, (40, 20_000), dtype), small_integers(rng, (20_000, 30), dtype)
     out = poisoned((40, 30), dtype)
     plan = tw.plan(a, b, out=out, devices="cuda:0", memory=2 << 20)
-    assert plan.streams is not None
-    assert plan.streams.parts[0].schedule.pieces > 1
+    assert plan.how.parts[0].schedule.pieces > 1
     plan(a, b, out=out)
     assert (out == exact(a, b)).all()
 
@@ -220,13 +218,11 @@ def test_what_repeats_is_stored_and_moved_once(cuda: Any, rng: Any) -> None:
         (np.broadcast_to(column, (90, 200)), 4 * 90),
     ):
         plan = tw.plan(a, b, devices="cuda:0")
-        assert plan.streams is not None
-        assert plan.streams.parts[0].schedule.read_bytes == nbytes + b.nbytes
+        assert plan.how.parts[0].schedule.read_bytes == nbytes + b.nbytes
         assert (plan(a, b) == a @ b).all()
     x, stack = small_integers(rng, (4, 60, 200), "float32"), np.broadcast_to(b, (4, 200, 150))
     plan = tw.plan(x, stack, devices="cuda:0")
-    assert plan.streams is not None
-    assert plan.streams.parts[0].schedule.read_bytes == x.nbytes + b.nbytes
+    assert plan.how.parts[0].schedule.read_bytes == x.nbytes + b.nbytes
     assert (plan(x, stack) == x @ b).all()
 
 
@@ -234,8 +230,7 @@ def test_a_product_with_its_own_transpose_is_read_once(cuda: Any, rng: Any) -> N
     a = small_integers(rng, (400, 90), "float32")
     for x in (a, np.asfortranarray(a)):
         plan = tw.plan(x, x.T, devices="cuda:0")
-        assert plan.streams is not None
-        assert plan.streams.parts[0].schedule.read_bytes == x.nbytes
+        assert plan.how.parts[0].schedule.read_bytes == x.nbytes
         assert (plan(x, x.T) == x @ x.T).all()
         with pytest.raises(OptionError, match="transpose of the same array"):
             plan(x, x.T.copy(order="K"))
@@ -390,15 +385,14 @@ def big(n: int, dtype: Any = "float32") -> Operand:
 
 def test_D12_a_plan_says_where_everything_goes_and_what_limits_it() -> None:
     for n in (64, 2000, 16384, 60_000, 200_000):
-        plan = make_plan(
+        plan = planned(
             big(n), big(n), gpu=gpu(), machine=machine(64 << 30), out=big(n) if n > 60_000 else None
         )
         text = str(plan)
         assert "NVIDIA H200" in text
         if n == 64:
-            assert plan.streams is None
+            assert not isinstance(plan.how, _streamed.Streams)
             continue
-        assert plan.streams is not None
         for word in ("tiles  ", "on device  ", "bus  ", "expected  ", "limited by", "on host  "):
             assert word in text
         made = json.loads(json.dumps(plan.to_dict()))["streams"]["devices"][0]
@@ -408,11 +402,10 @@ def test_D12_a_plan_says_where_everything_goes_and_what_limits_it() -> None:
 
 def test_D7_a_plan_of_what_is_far_too_large_fits_its_budget() -> None:
     n = 50_000
-    made = make_plan(
+    made = planned(
         big(n, "float64"), big(n, "float64"), gpu=gpu(), machine=machine(8 << 30), out=big(n, "f8")
     )
-    assert made.streams is not None
-    assert made.streams.parts[0].schedule.held_bytes <= 8 << 30
+    assert made.how.parts[0].schedule.held_bytes <= 8 << 30
 
 
 def test_kernels_of_a_schedule_are_those_of_its_own_strides(monkeypatch: Any) -> None:
@@ -426,9 +419,8 @@ def test_kernels_of_a_schedule_are_those_of_its_own_strides(monkeypatch: Any) ->
         return made
 
     monkeypatch.setattr(_gpu, "recipe", recipe)
-    plan = make_plan(big(1100), big(1100), gpu=gpu(), machine=machine(4 << 20), out=big(1100))
-    assert plan.streams is not None
-    (part,) = plan.streams.parts
+    plan = planned(big(1100), big(1100), gpu=gpu(), machine=machine(4 << 20), out=big(1100))
+    (part,) = plan.how.parts
     kinds = _streamed._kinds(part.schedule)
     assert len(kinds) > 1
     for launch, _ in kinds:
@@ -440,8 +432,8 @@ def test_kernels_of_a_schedule_are_those_of_its_own_strides(monkeypatch: Any) ->
 def test_a_gpu_is_offered_where_it_is_worth_it() -> None:
     offer = machine(64 << 30, is_offer=True)
     for n, device_name in ((3000, "cpu"), (16384, "cuda:0")):
-        on_gpu = make_plan(big(n), big(n), gpu=gpu(), machine=offer)
-        on_cpu = make_plan(big(n), big(n))
+        on_gpu = planned(big(n), big(n), gpu=gpu(), machine=offer)
+        on_cpu = planned(big(n), big(n))
         slow = _streamed.Machine(
             offer.gpus, offer.device_bytes, 1000 if n == 3000 else 16, False, True
         )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _arrays, _cpu, _memory, _repeat
+from . import _arrays, _cpu, _repeat
 from ._devices import device_names, gpu_for, machine_for
 from ._operand import Operand
 from ._plan import Plan, make_plan
+from ._request import IN_HOST_MEMORY, Request, layout, request
 from ._run import run_on_device, run_on_host
 from .errors import BudgetError, DTypeError, OptionError, ShapeError
-from .numerics import dtypes
 
 if TYPE_CHECKING:
     from ._streamed import Machine
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["gemm", "matmul", "plan"]
 
 Array = NDArray[Any]
-
-#: What a plan has to know of a result that goes into host memory: that it has a place.
-_IN_HOST_MEMORY = ((), np.dtype(np.uint8), ())
 
 
 def matmul(
@@ -117,13 +113,25 @@ def matmul(
             for x, y, z in zip(a, b, outs, strict=True)
         ]
     there = _arrays.on_device(a, b, out, stream)
+    x: Any
+    y: Any
     if there is None:
-        x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
-        made = _plan_for(x, y, out, False, dtype, precision, memory, devices, verify)
+        x, y, target, handle = _arrays.adopt(a, "a"), _arrays.adopt(b, "b"), out, 0
+    else:
+        x, y, target, handle = there
+    made = _planned(
+        x,
+        y,
+        target,
+        dtype=dtype,
+        precision=precision,
+        memory=memory,
+        devices=devices,
+        verify=verify,
+    )
+    if there is None:
         return run_on_host(made, x, y, out, a, b)
-    p, q, target, handle = there
-    made = _plan_for(p, q, target, False, dtype, precision, memory, devices, verify)
-    return run_on_device(made, p, q, out, target, a, b, handle, asked)
+    return run_on_device(made, x, y, out, target, a, b, handle, asked)
 
 
 def gemm(
@@ -160,21 +168,21 @@ def gemm(
     there = _arrays.on_device(a, b, c, stream, "c")
     if there is None:
         x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
-        made = _plan_for(x, y, c, True, None, precision, None, None, False)
+        made = _planned(x, y, c, precision=precision, updates=True)
         target = _arrays.adopt_out(c, made.shape, made.dtype, "c")
-        _update_on_host(made, x, y, target, *_scalars(alpha, beta, made))
+        _cpu.update(made, x, y, target, *_scalars(alpha, beta, made))
         return c
     from . import _gpu
 
     p, q, r, handle = there
     if r is None:
         raise DTypeError("c is None; pass the array that the product is added to")
-    made = _plan_for(p, q, r, True, None, precision, None, None, False)
+    made = _planned(p, q, r, precision=precision, updates=True)
     _arrays.check_out(r, made.shape, made.dtype, "c", not r.is_readonly)
     alpha, beta = _scalars(alpha, beta, made)
     if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
         p, q = p.without_terms(is_left=True), q.without_terms(is_left=False)
-        made = _plan_for(p, q, r, True, None, precision, None, None, False)
+        made = _planned(p, q, r, precision=precision, updates=True)
     _gpu.multiply(made, p, q, r, handle, alpha, beta)
     return c
 
@@ -214,116 +222,67 @@ def plan(
         x, y, target = _described(a, "a"), _described(b, "b"), out
     else:
         x, y, target, _ = there
-    return _plan_for(x, y, target, False, dtype, precision, memory, devices, verify)
-
-
-def _update_on_host(made: Plan, x: Array, y: Array, target: Array, alpha: Any, beta: Any) -> None:
-    if _arrays.overlap(target, x):
-        x = x.copy()
-    if _arrays.overlap(target, y):
-        y = y.copy()
-    if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
-        _cpu.scale(made, target, beta)
-    else:
-        _cpu.execute(made, x, y, target, _cpu.Epilogue(alpha, beta))
-
-
-def _plan_for(
-    x: Any,
-    y: Any,
-    out: Any,
-    updates: bool,
-    dtype: Any,
-    precision: str | None,
-    memory: Any,
-    devices: Any,
-    verify: bool,
-) -> Plan:
-    """Return the plan for adopted operands, made once for each set of layouts and options."""
-    if not isinstance(precision, (str, NoneType)):
-        raise OptionError(f"precision={precision!r} is not text; None is the default bound")
-    names = None if devices is None else device_names(devices)
-    is_on_gpu = hasattr(x, "owner")
-    machine = None if is_on_gpu or updates else machine_for(x, y, names, memory)
-    # Where the result goes matters to what writes it there, or copies it: how it lies there.
-    has_layout = is_on_gpu or (machine is not None and type(out) is np.ndarray)
-    return _cached_plan(
-        _key(x),
-        _key(y),
-        None if out is None else _key(out) if has_layout else _IN_HOST_MEMORY,
-        updates,
-        None if dtype is None else dtypes.dtype_named(dtype),
-        precision,
-        None if memory is None else _memory.parse_budget(memory),
-        names,
-        machine,
-        _switch(verify, "verify"),
+    return _planned(
+        x,
+        y,
+        target,
+        dtype=dtype,
+        precision=precision,
+        memory=memory,
+        devices=devices,
+        verify=verify,
     )
 
 
-def _key(x: Any) -> tuple[Any, ...]:
-    """Return what a plan depends on, of an operand, in the order of `Operand`'s fields."""
-    if type(x) is np.ndarray:
-        return x.shape, x.dtype, x.strides, x.flags.aligned
-    if type(x) is Operand:
-        return x.shape, x.dtype, x.strides, x.aligned, x.where, x.name
-    return x.shape, x.dtype, x.strides, x.aligned, x.where
+def _planned(
+    x: Any,
+    y: Any,
+    out: Any,
+    *,
+    dtype: Any = None,
+    precision: Any = None,
+    memory: Any = None,
+    devices: Any = None,
+    verify: Any = False,
+    updates: bool = False,
+) -> Plan:
+    """Return the plan for adopted operands, made once for each request."""
+    names = None if devices is None else device_names(devices)
+    is_on_gpu = type(x) is not np.ndarray and hasattr(x, "owner")
+    machine = None if is_on_gpu or updates else machine_for(x, y, names, memory)
+    place = None
+    if out is not None:
+        # Where the result goes matters to what writes it there, or copies it: how it lies there.
+        has_layout = is_on_gpu or (machine is not None and type(out) is np.ndarray)
+        place = layout(out) if has_layout else IN_HOST_MEMORY
+    asked = request(
+        layout(x),
+        layout(y),
+        place,
+        dtype=dtype,
+        precision=precision,
+        memory=memory,
+        devices=names,
+        verify=verify,
+        updates=updates,
+    )
+    return _cached_plan(asked, machine)
 
 
 @lru_cache(maxsize=4096)
-def _cached_plan(
-    a: tuple[Any, ...],
-    b: tuple[Any, ...],
-    out: tuple[Any, ...] | None,
-    updates: bool,
-    dtype: np.dtype[Any] | None,
-    precision: str | None,
-    memory_bytes: int | None,
-    devices: tuple[str, ...] | None,
-    machine: Machine | None,
-    verify: bool,
-) -> Plan:
-    left, right = Operand(*a), Operand(*b)
-
-    def made(gpu: Any) -> Plan:
-        return make_plan(
-            left,
-            right,
-            dtype=dtype,
-            precision=precision,
-            memory_bytes=memory_bytes,
-            out=None if out is None else Operand(*out),
-            updates=updates,
-            verify=verify,
-            gpu=gpu,
-            machine=None if gpu is None else machine,
-            blas=_blas(),
-        )
-
+def _cached_plan(asked: Request, machine: Machine | None) -> Plan:
     if machine is None:
-        return made(gpu_for(left.where, devices))
+        return make_plan(asked, gpu=gpu_for(asked.a.where, asked.devices))
     if not machine.is_offer:
-        return made(machine.gpus[0])
-    on_cpu = made(None)
+        return make_plan(asked, gpu=machine.gpus[0], machine=machine)
+    on_cpu = make_plan(asked)
     try:
-        on_gpu = made(machine.gpus[0])
+        on_gpu = make_plan(asked, gpu=machine.gpus[0], machine=machine)
     except (BudgetError, DTypeError):  # no room there, or no kernel
         return on_cpu
     from ._streamed import faster
 
     return faster(on_gpu, on_cpu, machine)
-
-
-@lru_cache(maxsize=1)
-def _blas() -> str:
-    """Say which BLAS NumPy was built with; how many threads it takes is its own setting."""
-    try:
-        blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    except Exception:  # an older NumPy, or one built without this record
-        return "NumPy's BLAS"
-    return f"NumPy's BLAS ({blas.get('name', 'unknown')} {blas.get('version', '')})".replace(
-        " )", ")"
-    )
 
 
 def _described(x: Any, name: str) -> Any:
@@ -369,12 +328,3 @@ def _scalar(value: Any, name: str, compute: np.dtype[Any]) -> Any:
         return (int(number) + 2**63) % 2**64 - 2**63
     with np.errstate(all="ignore"):  # beyond that type it is Inf, and so are results
         return compute.type(number)
-
-
-def _switch(value: Any, name: str) -> bool:
-    """Return an on-off option; text such as "false" would silently switch it on."""
-    if value is True or value is False:
-        return value
-    if isinstance(value, (int, np.bool_)) and value in (0, 1):
-        return bool(value)
-    raise OptionError(f"{name}={value!r} is not True or False")

@@ -1,5 +1,7 @@
 """Products on the CPU: NumPy's BLAS, and what BLAS lacks, computed with BLAS panel by panel.
 
+Which of both, and why, is planned here; then it is carried out.
+
 A tile of C is summed over pieces of K in ascending order. A piece of A and one of B are converted
 to the type the sum is held in (a copy of a panel, never of an operand), multiplied by BLAS, and
 added; the finished sum is rounded once into the result. Batches are multiplied many matrices at a
@@ -8,22 +10,41 @@ time while they are small, and broadcast operands are never expanded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .numerics import limbs
-from .outofcore.schedule import batch_slices, pick
+from ._arrays import overlap
+from .numerics import dtypes, limbs
+from .outofcore.schedule import Tiles, batch_slices, choose_tiles, pick
 
 if TYPE_CHECKING:
-    from ._plan import Plan
-    from .outofcore.schedule import Tiles
+    from ._plan import Method, Plan
 
-__all__ = ["Epilogue", "add_product", "execute", "finish", "new_sum", "scale"]
+__all__ = [
+    "Epilogue",
+    "OnCpu",
+    "add_product",
+    "finish",
+    "held_per_element",
+    "new_sum",
+    "plan_cpu",
+    "update",
+]
 
 Array = NDArray[Any]
+
+#: Workspace of the panel methods where no budget says otherwise. Tiles of this size keep BLAS
+#: at its full rate (docs/facts.md) and are small beside any matrix that is worth cutting.
+_WORKSPACE_BYTES = 128 << 20
+
+#: Products below this many multiplications are left to np.matmul for integers: the loop it has for
+#: them costs less than the call of a faster method.
+_SMALL_INTEGER_PRODUCT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +62,132 @@ class Epilogue:
 PLAIN = Epilogue()
 
 
-def execute(plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epilogue = PLAIN) -> Any:
-    """Return ``a @ b`` computed as ``plan`` says, in ``out`` if there is one.
+@dataclass(frozen=True, slots=True)
+class OnCpu:
+    """How NumPy multiplies arrays in memory: tile by tile, or all in one call of np.matmul."""
 
-    ``out`` must not overlap an operand. A product of two vectors comes back as a scalar.
-    """
-    with np.errstate(all="ignore"):  # Inf and NaN are results here, not news
-        if plan.method == "blas":
-            return np.matmul(a, b, out=out)
-        return _by_panels(plan, a, b, out, epilogue)
+    tiles: Tiles | None = None  #: None where one call does all
+    matrices_at_once: int = 0  #: of a batch
+
+    def multiply(
+        self, plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epilogue = PLAIN
+    ) -> Any:
+        """Return ``a @ b`` computed as ``plan`` says, in ``out`` if there is one.
+
+        ``out`` must not overlap an operand. A product of two vectors comes back as a scalar.
+        """
+        with np.errstate(all="ignore"):  # Inf and NaN are results here, not news
+            if plan.method == "blas":
+                return np.matmul(a, b, out=out)
+            return self._by_panels(plan, a, b, out, epilogue)
+
+    def lines(self, plan: Plan) -> list[str]:
+        """Return what print(plan) says of it."""
+        t = self.tiles
+        if t is None:
+            return plan.in_bytes()
+        count = t.count * math.prod(plan.batch)
+        cut = f"{t.tile_m} x {t.tile_n} of C, {t.tile_k} of K at a time; {count} in all"
+        return [f"tiles      {cut}", *plan.in_bytes()]
+
+    def to_dict(self, plan: Plan) -> dict[str, Any]:
+        t = self.tiles
+        if t is None:
+            return {}
+        sides = {"tile_m": t.tile_m, "tile_n": t.tile_n, "tile_k": t.tile_k}
+        return {"tiles": {**sides, "count": t.count * math.prod(plan.batch)}}
+
+    def _by_panels(
+        self, plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epilogue
+    ) -> Any:
+        result = np.empty(plan.shape, plan.dtype) if out is None else out
+        c = result
+        if a.ndim == 1:
+            a, c = a[np.newaxis, :], np.expand_dims(c, -1 if b.ndim == 1 else -2)
+        if b.ndim == 1:
+            b, c = b[:, np.newaxis], np.expand_dims(c, -1)
+        if self.tiles is None:
+            total = np.matmul(
+                a.astype(plan.compute_dtype, copy=False), b.astype(plan.compute_dtype, copy=False)
+            )
+            finish(plan, total, c, epilogue)
+        elif c.size:
+            self._by_tiles(plan, self.tiles, a, b, c, epilogue)
+        return result if out is not None or plan.shape else result[()]
+
+    def _by_tiles(
+        self, plan: Plan, tiles: Tiles, a: Array, b: Array, c: Array, epilogue: Epilogue
+    ) -> None:
+        for at in batch_slices(plan.batch, self.matrices_at_once):
+            a_some, b_some = a[pick(at, a.shape[:-2])], b[pick(at, b.shape[:-2])]
+            for rows, columns in tiles:
+                c_tile = c[at][..., rows, columns]
+                total = new_sum(plan, c_tile.shape)
+                for i, piece in enumerate(tiles.pieces()):
+                    add_product(
+                        plan,
+                        total,
+                        a_some[..., rows, piece],
+                        b_some[..., piece, columns],
+                        is_first=i == 0,
+                    )
+                finish(plan, total, c_tile, epilogue)
+
+
+def plan_cpu(plan: Plan) -> Plan:
+    """Complete a plan by how the CPU carries it out; pure."""
+    why: list[str] = []
+    method = _choose_method(plan, why)
+    room = _WORKSPACE_BYTES
+    if plan.asked.memory_bytes is not None:
+        room = min(room, max(plan.asked.memory_bytes - plan.held_bytes, 0))
+    tiles = None
+    matrices_at_once = workspace = 0
+    if method in ("panels", "limbs", "or-and"):
+        panel_bytes, tile_bytes = held_per_element(method, plan.compute_dtype)
+        tiles = choose_tiles(
+            plan.m,
+            plan.n,
+            plan.k,
+            panel_bytes=panel_bytes,
+            tile_bytes=tile_bytes,
+            budget_bytes=room,
+        )
+        if tiles is None:
+            workspace = 2 * panel_bytes + tile_bytes
+        else:
+            is_whole = tiles.count == 1 and tiles.tile_k >= plan.k
+            matrices_at_once = room // tiles.workspace_bytes if is_whole else 1
+            matrices_at_once = max(min(matrices_at_once, math.prod(plan.batch)), 1)
+            workspace = matrices_at_once * tiles.workspace_bytes
+    bits = plan.bits
+    if method == "blas":
+        bits = "this plan: np.matmul's; same BLAS and threads, same bits"
+    elif plan.compute_dtype.kind not in "biu":
+        bits = "this plan: same BLAS and threads, same bits"
+    return replace(
+        plan,
+        method=method,
+        how=OnCpu(tiles, matrices_at_once),
+        workspace_bytes=workspace,
+        held_bytes=plan.held_bytes + workspace,
+        bits=bits,
+        why=tuple(why),
+        runs_on=_blas(),
+    )
+
+
+def update(plan: Plan, a: Array, b: Array, c: Array, alpha: Any, beta: Any) -> None:
+    """Compute ``c = alpha·a·b + beta·c``; here c may overlap an operand, which is copied then."""
+    if overlap(c, a):
+        a = a.copy()
+    if overlap(c, b):
+        b = b.copy()
+    if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
+        _scale(plan, c, beta)
+        return
+    assert isinstance(plan.how, OnCpu)
+    plan.how.multiply(plan, a, b, c, Epilogue(alpha, beta))
 
 
 def new_sum(plan: Plan, shape: tuple[int, ...]) -> Array:
@@ -88,7 +226,7 @@ def finish(plan: Plan, total: Array, out: Array, epilogue: Epilogue = PLAIN) -> 
     np.copyto(out, total, casting="unsafe")
 
 
-def scale(plan: Plan, out: Array, beta: Any) -> None:
+def _scale(plan: Plan, out: Array, beta: Any) -> None:
     """Compute ``out = beta·out`` in the type of the plan's sums; with 0 out is not read."""
     if beta == 0:
         out[...] = 0
@@ -98,38 +236,66 @@ def scale(plan: Plan, out: Array, beta: Any) -> None:
         np.copyto(out, out.astype(kind) * kind.type(beta), casting="unsafe")
 
 
-def _by_panels(plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epilogue) -> Any:
-    result = np.empty(plan.shape, plan.dtype) if out is None else out
-    c = result
-    if a.ndim == 1:
-        a, c = a[np.newaxis, :], np.expand_dims(c, -1 if b.ndim == 1 else -2)
-    if b.ndim == 1:
-        b, c = b[:, np.newaxis], np.expand_dims(c, -1)
-    if plan.tiles is None:
-        total = np.matmul(
-            a.astype(plan.compute_dtype, copy=False), b.astype(plan.compute_dtype, copy=False)
+def held_per_element(method: Method, compute: np.dtype[Any]) -> tuple[int, int]:
+    """Return the bytes held for each element of a panel, and of a tile of C."""
+    if method == "limbs":
+        # The panel in int64, what is left of it, and up to four limbs; the sum and two products.
+        return 6 * 8, 3 * 8
+    item = max(compute.itemsize, 4)
+    return 2 * item, 2 * item
+
+
+def _choose_method(plan: Plan, why: list[str]) -> Method:
+    a, b, result, compute = plan.a, plan.b, plan.dtype, plan.compute_dtype
+    a_dtype, b_dtype = plan.dtypes
+    if compute not in dtypes.BLAS_DTYPES and compute.kind in "fc":
+        why.append(f"no BLAS has {compute}; NumPy's own loop multiplies it")
+        return "numpy"
+    if compute.kind == "b":
+        why.append(
+            "bool is or-and: a float32 product counts the hits, which are then compared to 0"
         )
-        finish(plan, total, c, epilogue)
-    elif c.size:
-        _by_tiles(plan, plan.tiles, a, b, c, epilogue)
-    return result if out is not None or plan.shape else result[()]
+        return "or-and"
+    if compute.kind in "iu":
+        if math.prod(plan.batch) * plan.m * plan.n * plan.k <= _SMALL_INTEGER_PRODUCT:
+            why.append("too small for anything but NumPy's own loop to pay")
+            return "numpy"
+        why.append(
+            "BLAS has no integers: exact products of limbs in floating-point BLAS, 10 to "
+            "60 times as fast as NumPy's own loop"
+        )
+        return "limbs"
+    if a_dtype == b_dtype == result == compute:
+        if plan.asked.updates:
+            why.append("each tile of the product is scaled and added to c as it is finished")
+            return "panels"
+        if a.is_plain and b.is_plain:
+            why.append("both operands are as BLAS reads them: one call, nothing copied")
+            return "blas"
+        named = ((a.name or "a", a), (b.name or "b", b))
+        odd = " and ".join(name for name, x in named if not x.is_plain)
+        why.append(
+            f"{odd}: strides, alignment or byte order that BLAS cannot read; panels are "
+            "copied, never a whole operand"
+        )
+        return "panels"
+    why.append(
+        f"panels are converted to {compute}, multiplied by BLAS and summed in {compute}; "
+        f"one rounding to {result}"
+    )
+    return "panels"
 
 
-def _by_tiles(plan: Plan, tiles: Tiles, a: Array, b: Array, c: Array, epilogue: Epilogue) -> None:
-    for at in batch_slices(plan.batch, plan.matrices_at_once):
-        a_some, b_some = a[pick(at, a.shape[:-2])], b[pick(at, b.shape[:-2])]
-        for rows, columns in tiles:
-            c_tile = c[at][..., rows, columns]
-            total = new_sum(plan, c_tile.shape)
-            for i, piece in enumerate(tiles.pieces()):
-                add_product(
-                    plan,
-                    total,
-                    a_some[..., rows, piece],
-                    b_some[..., piece, columns],
-                    is_first=i == 0,
-                )
-            finish(plan, total, c_tile, epilogue)
+@lru_cache(maxsize=1)
+def _blas() -> str:
+    """Say which BLAS NumPy was built with; how many threads it takes is its own setting."""
+    try:
+        blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    except Exception:  # an older NumPy, or one built without this record
+        return "NumPy's BLAS"
+    return f"NumPy's BLAS ({blas.get('name', 'unknown')} {blas.get('version', '')})".replace(
+        " )", ")"
+    )
 
 
 def _converted(panel: Array, dtype: np.dtype[Any]) -> Array:

@@ -80,6 +80,8 @@ def machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> M
     if names == ("cpu",):
         return None
     if names is None:
+        if type(x) is type(y) is np.ndarray and x.size * y.size < _OFFERED_WORK:
+            return None  # at once: there are no more multiplications than pairs of elements
         m, n = x.shape[-2:-1] or (1,), y.shape[1:][-1:] or (1,)
         work = max(math.prod(x.shape) * n[0], m[0] * math.prod(y.shape))
         if work < _OFFERED_WORK or getattr(x, "where", "memory") != "memory":

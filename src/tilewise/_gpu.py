@@ -14,17 +14,19 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ._arrays import check_out
 from ._operand import Operand, c_strides
 from .errors import BudgetError
 from .kernels import find, hopper_float32_plan, hopper_plan, portable_plan
-from .kernels.steps import Step, Strides
+from .kernels.steps import Choice, Product, Step, Strides
+from .numerics import bounds
 from .runtime import memory, streams
 from .runtime.arrays import DeviceArray, copied, to_device, to_host
 from .runtime.device import DeviceFacts, facts
@@ -34,11 +36,12 @@ if TYPE_CHECKING:
     from ._plan import Plan
 
 __all__ = [
+    "OnGpu",
     "Prepared",
     "Recipe",
     "launch",
     "multiply",
-    "multiply_host",
+    "plan_gpu",
     "prepared",
     "recipe",
 ]
@@ -53,6 +56,9 @@ _WORKSPACE_SHARE = 8
 #: Alpha and beta of a plain product, and their imaginary parts; whole, so that integers take them.
 _PLAIN = (1, 0, 0, 0)
 
+Family = Literal["hopper", "hopper_float32", "portable"]
+Scheme = Literal["fp16x3", "tf32"]
+
 _HOPPER_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -64,7 +70,7 @@ class Recipe:
     """
 
     what: str  #: the product in words, for a launch that fails
-    family: Literal["hopper", "hopper_float32", "portable"]
+    family: Family
     steps: tuple[Step, ...]
     workspace_bytes: int
     expected_us: float
@@ -72,8 +78,120 @@ class Recipe:
     offsets: tuple[tuple[int, int, int], ...]
     """Where a, b and c begin, in bytes, for each run of the steps: batches of more than two axes
     that do not merge take several."""
-    scheme: Literal["fp16x3", "tf32"] | None = None
+    scheme: Scheme | None = None
     """How float32 becomes float16 (`numerics.schemes`), where it does."""
+
+    def __str__(self) -> str:
+        names = ", ".join(dict.fromkeys(step.kernel for step in self.steps)) or "none"
+        return f"kernels    {names}; about {self.expected_us:.0f} µs"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "family": self.family,
+            "launches": [step.kernel for step in self.steps],
+            "expected_us": self.expected_us,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnGpu:
+    """How one GPU multiplies operands in its memory, or copies of small ones."""
+
+    recipe: Recipe
+
+    def multiply(
+        self, plan: Plan, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None
+    ) -> Any:
+        """Return the product of host arrays: copied in, multiplied, copied out."""
+        index = int(plan.device.partition(":")[2])
+        stream = streams.DEFAULT
+        nbytes = math.prod(plan.shape) * plan.dtype.itemsize
+        with ExitStack() as held:
+            x = held.enter_context(to_device(a, index, stream))
+            y = held.enter_context(to_device(b, index, stream))
+            room = held.enter_context(memory.allocate(nbytes, index, stream, "the result"))
+            strides = c_strides(plan.shape, plan.dtype.itemsize)
+            c = DeviceArray(room.pointer, plan.shape, strides, plan.dtype, index, False, room)
+            prepared(self.recipe, index)((x.pointer, y.pointer, c.pointer), stream)
+            result = to_host(c, stream)
+        if out is None:
+            return result if plan.shape else result[()]
+        np.copyto(out, result)
+        return out
+
+    def lines(self, plan: Plan) -> list[str]:
+        return [str(self.recipe), *plan.in_bytes()]
+
+    def to_dict(self, plan: Plan) -> dict[str, Any]:
+        return {"kernels": self.recipe.to_dict()}
+
+
+def plan_gpu(plan: Plan, gpu: DeviceFacts, memory_bytes: int | None) -> Plan:
+    """Complete a plan by how one GPU carries it out, within so many bytes of its memory; pure."""
+    asked, out = plan.asked, plan.asked.out
+    held = 0
+    operands = []
+    for x, dtype in zip((plan.a, plan.b), plan.dtypes, strict=True):
+        if x.where == "memory":
+            x = x.copied(dtype)
+            held += x.stored_bytes
+        operands.append(x)
+    if out is not None and out.where != "memory":
+        check_out(out, plan.shape, plan.dtype, "c" if asked.updates else "out", True)
+    else:
+        # A result that goes back to the host is held on the GPU whoever holds it there.
+        held += math.prod(plan.shape) * plan.dtype.itemsize
+        out = Operand(plan.shape, plan.dtype, c_strides(plan.shape, plan.dtype.itemsize))
+    strides = list(out.strides)
+    if len(plan.b.shape) == 1:
+        strides.append(0)
+    if len(plan.a.shape) == 1:
+        strides.insert(len(strides) - 1, 0)
+    c = out._replace(shape=(*plan.batch, plan.m, plan.n), strides=tuple(strides))
+    made = recipe(
+        operands[0].as_matrix(is_row=True),
+        operands[1].as_matrix(is_row=False),
+        c,
+        plan.batch,
+        what=plan.what,
+        gpu=gpu,
+        precision=plan.precision,
+        updates=asked.updates,
+        workspace_bytes=None if memory_bytes is None else max(memory_bytes - held, 0),
+    )
+    bits = "K alone: C[i, j] depends on row i of A, column j of B and K, and on nothing else"
+    why = [made.why] if made.why else []
+    if (
+        plan.compute_dtype.kind == "f"
+        and gpu.fp64_rate < 1 / 8
+        and plan.compute_dtype.itemsize == 8
+    ):
+        why.append(
+            f"float64 runs at 1/{round(1 / gpu.fp64_rate)} of float32's rate on {gpu.name}, and "
+            "that rate is the limit; float32 operands run at the full one, with a bound of "
+            f"{bounds.bound(plan.k, *[np.dtype('f4')] * 3).text}"
+        )
+    bound = plan.bound
+    if made.scheme == "tf32":
+        bound = bounds.bound(plan.k, *plan.dtypes, plan.dtype, precision="tf32", device="cuda")
+    if made.scheme is not None:
+        parts = "three products" if made.scheme == "fp16x3" else "one product"
+        why.append(
+            f"each 64 of K is {parts} of float16 on the tensor cores, within the bound wherever "
+            "rows and columns are fit for it; those that are not are found there, and recomputed "
+            "by chains of FMAs"
+        )
+    return replace(
+        plan,
+        method=made.scheme or made.family,
+        bound=bound,
+        how=OnGpu(made),
+        runs_on=gpu.name,
+        workspace_bytes=made.workspace_bytes,
+        held_bytes=held + made.workspace_bytes,
+        bits=plan.bits if plan.compute_dtype.kind in "biu" else bits,
+        why=tuple(why),
+    )
 
 
 def recipe(
@@ -129,65 +247,28 @@ def recipe(
         )
         for i, (x, stack) in enumerate(zip((a, b, c), stacks, strict=True))
     ]
-    hopper = _hopper(a, b, c, (m, n, k), strides, (outer.size, inner.size), gpu, updates)
-    if hopper is not None:
-        choice = hopper_plan.choose(hopper, gpu.multiprocessors, workspace_bytes=workspace_bytes)
-        if workspace_bytes is None or choice.workspace_bytes <= workspace_bytes:
-            return Recipe(
-                what=what,
-                family="hopper",
-                steps=hopper_plan.launches(hopper, choice),
-                workspace_bytes=choice.workspace_bytes,
-                expected_us=choice.expected_us * len(offsets),
-                why=choice.why,
-                offsets=offsets,
-            )
-    single = _hopper_float32(a, b, c, (m, n, k), strides, axes, gpu, updates, precision)
-    if single is not None:
-        allowed = (
-            gpu.memory_bytes // _WORKSPACE_SHARE if workspace_bytes is None else workspace_bytes
-        )
-        try:
-            made = hopper_float32_plan.choose(single, gpu.multiprocessors, allowed)
-        except BudgetError as error:
-            raise BudgetError(f"{error}, or ask for precision='ieee', which takes less") from None
-        return Recipe(
-            what=what,
-            family="hopper_float32",
-            steps=made.steps,
-            workspace_bytes=made.workspace_bytes,
-            expected_us=made.expected_us * len(offsets),
-            why=made.why,
-            offsets=offsets,
-            scheme="tf32" if precision == "tf32" else "fp16x3",
-        )
-    portable = portable_plan.choose(
-        portable_plan.Problem(
-            m=m,
-            n=n,
-            k=k,
-            a=strides[0],
-            b=strides[1],
-            c=strides[2],
-            a_dtype=a.dtype.name,
-            b_dtype=b.dtype.name,
-            c_dtype=c.dtype.name,
-            outer=outer.size,
-            inner=inner.size,
-            updates=updates,
-        ),
-        capability=gpu.capability,
-        multiprocessors=gpu.multiprocessors,
-        workspace_bytes=workspace_bytes,
+    product = Product(
+        m=m,
+        n=n,
+        k=k,
+        a=strides[0],
+        b=strides[1],
+        c=strides[2],
+        outer=outer.size,
+        inner=inner.size,
+        updates=updates,
     )
+    dtypes = a.dtype, b.dtype, c.dtype
+    family, choice, scheme = _choice(product, dtypes, axes, gpu, precision, workspace_bytes)
     return Recipe(
         what=what,
-        family="portable",
-        steps=portable.steps,
-        workspace_bytes=portable.workspace_bytes,
-        expected_us=portable.expected_us * len(offsets),
-        why=portable.why,
+        family=family,
+        steps=choice.steps,
+        workspace_bytes=choice.workspace_bytes,
+        expected_us=choice.expected_us * len(offsets),
+        why=choice.why,
         offsets=offsets,
+        scheme=scheme,
     )
 
 
@@ -200,12 +281,12 @@ def multiply(
     alpha: complex = 1,
     beta: complex = 0,
 ) -> Prepared:
-    """Put ``c = alpha·a·b + beta·c`` on a stream, and return what does so again.
+    """Put ``c = alpha·a·b + beta·c`` of device arrays on a stream; return what does so again.
 
     Here c may overlap an operand, which is copied then.
     """
-    assert plan.recipe is not None
-    put = prepared(plan.recipe, c.index)
+    assert isinstance(plan.how, OnGpu)
+    put = prepared(plan.how.recipe, c.index)
     with ExitStack() as held:
         if c.overlaps(a):
             a = held.enter_context(copied(a, stream))
@@ -214,28 +295,6 @@ def multiply(
         numbers = (alpha.real, beta.real, alpha.imag, beta.imag)
         put((a.pointer, b.pointer, c.pointer), stream, numbers)
     return put
-
-
-def multiply_host(
-    plan: Plan, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None
-) -> NDArray[Any]:
-    """Return the product of host arrays: copied in, multiplied, copied out; blocks until done."""
-    index = int(plan.device.partition(":")[2])
-    stream = streams.DEFAULT
-    nbytes = math.prod(plan.shape) * plan.dtype.itemsize
-    with ExitStack() as held:
-        x = held.enter_context(to_device(a, index, stream))
-        y = held.enter_context(to_device(b, index, stream))
-        room = held.enter_context(memory.allocate(nbytes, index, stream, "the result"))
-        strides = c_strides(plan.shape, plan.dtype.itemsize)
-        c = DeviceArray(room.pointer, plan.shape, strides, plan.dtype, index, False, room)
-        assert plan.recipe is not None
-        prepared(plan.recipe, index)((x.pointer, y.pointer, c.pointer), stream)
-        result = to_host(c, stream)
-    if out is None:
-        return result if plan.shape else result[()]
-    np.copyto(out, result)
-    return out
 
 
 def launch(
@@ -365,77 +424,93 @@ def _places(axes: list[_Axis]) -> Iterator[tuple[int, int, int]]:
         yield a, b, c
 
 
-def _hopper(
-    a: Operand,
-    b: Operand,
-    c: Operand,
-    sizes: tuple[int, int, int],
-    strides: list[Strides],
-    batch: tuple[int, int],
+def _choice(
+    product: Product,
+    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
+    axes: list[_Axis],
     gpu: DeviceFacts,
-    updates: bool,
+    precision: str | None,
+    workspace_bytes: int | None,
+) -> tuple[Family, Choice, Scheme | None]:
+    """Return the family whose product it is, its choice, and how float32 becomes float16."""
+    hopper = _hopper(product, dtypes, gpu)
+    if hopper is not None:
+        choice = hopper_plan.choose(hopper, gpu.multiprocessors, workspace_bytes=workspace_bytes)
+        if workspace_bytes is None or choice.workspace_bytes <= workspace_bytes:
+            launched = Choice(
+                steps=hopper_plan.launches(hopper, choice),
+                workspace_bytes=choice.workspace_bytes,
+                expected_us=choice.expected_us,
+                why=choice.why,
+            )
+            return "hopper", launched, None
+    single = _hopper_float32(product, dtypes, axes, gpu, precision)
+    if single is not None:
+        allowed = (
+            gpu.memory_bytes // _WORKSPACE_SHARE if workspace_bytes is None else workspace_bytes
+        )
+        try:
+            made = hopper_float32_plan.choose(single, gpu.multiprocessors, allowed)
+        except BudgetError as error:
+            raise BudgetError(f"{error}, or ask for precision='ieee', which takes less") from None
+        return "hopper_float32", made, "tf32" if precision == "tf32" else "fp16x3"
+    names = {f"{x}_dtype": dtype.name for x, dtype in zip("abc", dtypes, strict=True)}
+    portable = portable_plan.choose(
+        portable_plan.Problem.of(product, **names),
+        capability=gpu.capability,
+        multiprocessors=gpu.multiprocessors,
+        workspace_bytes=workspace_bytes,
+    )
+    return "portable", portable, None
+
+
+def _hopper(
+    product: Product,
+    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
+    gpu: DeviceFacts,
 ) -> hopper_plan.Problem | None:
     """Return the problem for Hopper's own kernels, if it is one of theirs."""
-    names = a.dtype.name, b.dtype.name, c.dtype.name
+    a, b, c = (dtype.name for dtype in dtypes)
     if (
         gpu.capability != (9, 0)
-        or names[0] != names[1]
-        or names[0] not in ("bfloat16", "float16")
-        or names[2] not in (names[0], "float32")
-        or not all(0 < size < _LARGEST_HOPPER_SIZE for size in (*sizes, *batch))
+        or a != b
+        or a not in ("bfloat16", "float16")
+        or c not in (a, "float32")
+        or not _are_counted(product.outer, product.inner, product.m, product.n, product.k)
     ):
         return None
-    return hopper_plan.Problem(
-        m=sizes[0],
-        n=sizes[1],
-        k=sizes[2],
-        a=strides[0],
-        b=strides[1],
-        c=strides[2],
-        outer=batch[0],
-        inner=batch[1],
-        dtype=_HOPPER_TYPES[names[0]],
-        out=_HOPPER_TYPES[names[2]],
-        updates=updates,
-    )
+    return hopper_plan.Problem.of(product, dtype=_HOPPER_TYPES[a], out=_HOPPER_TYPES[c])
 
 
 def _hopper_float32(
-    a: Operand,
-    b: Operand,
-    c: Operand,
-    sizes: tuple[int, int, int],
-    strides: list[Strides],
+    product: Product,
+    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
     axes: list[_Axis],
     gpu: DeviceFacts,
-    updates: bool,
     precision: str | None,
 ) -> hopper_float32_plan.Problem | None:
     """Return the problem for Hopper's tensor cores if it is a product of float32 for them.
 
     Whether it is does not depend on the sizes of C, since the bits do not.
     """
-    kind = a.dtype.char
+    kind = dtypes[0].char
     if (
         gpu.capability != (9, 0)
         or precision == "ieee"
         or kind not in "fF"
-        or (kind == "F" and updates)  # by complex numbers, which these kernels do not know
-        or not a.dtype == b.dtype == c.dtype
-        or sizes[2] * (2 if kind == "F" else 1) < hopper_float32_plan.LEAST_K
-        or not all(0 < size < _LARGEST_HOPPER_SIZE for size in (*sizes, *(x.size for x in axes)))
+        or (kind == "F" and product.updates)  # by complex numbers, which these kernels do not know
+        or not dtypes[0] == dtypes[1] == dtypes[2]
+        or product.k * (2 if kind == "F" else 1) < hopper_float32_plan.LEAST_K
+        or not _are_counted(*(axis.size for axis in axes), product.m, product.n, product.k)
     ):
         return None
-    return hopper_float32_plan.Problem(
-        m=sizes[0],
-        n=sizes[1],
-        k=sizes[2],
-        a=strides[0],
-        b=strides[1],
-        c=strides[2],
-        outer=axes[-2].size,
-        inner=axes[-1].size,
+    return hopper_float32_plan.Problem.of(
+        product,
         dtype="fp32" if kind == "f" else "c64",
         precision="tf32" if precision == "tf32" else None,
-        updates=updates,
     )
+
+
+def _are_counted(*sizes: int) -> bool:
+    """Say whether Hopper's kernels can count so many of everything."""
+    return all(0 < size < _LARGEST_HOPPER_SIZE for size in sizes)

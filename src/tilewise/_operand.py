@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from .errors import ShapeError, describe
 __all__ = ["Operand", "c_strides", "result_shape"]
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """What planning needs to know of one operand."""
 
     shape: tuple[int, ...]
@@ -85,8 +83,11 @@ class Operand:
         if len(self.shape) > 1:
             return self
         if is_row:
-            return replace(self, shape=(1, *self.shape), strides=(0, *self.strides))
-        return replace(self, shape=(*self.shape, 1), strides=(*self.strides, 0))
+            return self._replace(shape=(1, *self.shape), strides=(0, *self.strides))
+        return self._replace(shape=(*self.shape, 1), strides=(*self.strides, 0))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"shape": list(self.shape), "dtype": str(self.dtype), "strides": list(self.strides)}
 
     def __str__(self) -> str:
         if self.name:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _arrays, _cpu, _memory, _repeat
+from . import _arrays, _memory, _repeat
 from .errors import BudgetError, CheckError, OptionError, ShapeError, describe
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ _CHECKED_BYTES = 256 << 20
 
 def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
     """Run a plan on operands, after checking that they are those it was made for."""
-    if plan.recipe is not None and not plan.verify:
-        done = _repeat.product(a, b, out, stream, plan.recipe)
+    if type(a) is not np.ndarray and not plan.asked.verify:
+        done = _repeat.product(a, b, out, stream, plan.how)
         if done is not None:
             return done
     there = _arrays.on_device(a, b, out, stream)
@@ -37,40 +37,41 @@ def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
         return run_on_host(plan, x, y, out, a, b)
     p, q, target, handle = there
     _check_planned(plan, p, q)
-    is_for_host = plan.recipe is None or "memory" in (plan.a.where, plan.b.where)
-    if is_for_host or (target is not None) != (plan.out is not None):
+    planned_out = plan.asked.out
+    if plan.asked.a.where == "memory" or (target is not None) != (planned_out is not None):
         raise OptionError(
             "this plan is for host operands, or differs in whether out= is given; make a plan with "
             "the same arguments"
         )
-    if target is not None and plan.out is not None and target.strides != plan.out.strides:
+    if target is not None and planned_out is not None and target.strides != planned_out.strides:
         raise ShapeError(
-            f"{describe('out', target)} is not what this plan is for: strides {plan.out.strides}; "
-            "make a plan for it"
+            f"{describe('out', target)} is not what this plan is for: strides "
+            f"{planned_out.strides}; make a plan for it"
         )
-    return run_on_device(plan, p, q, out, target, a, b, handle, asked=plan.recipe)
+    return run_on_device(plan, p, q, out, target, a, b, handle, asked=plan.how)
 
 
 def run_on_host(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: Any, a: Any, b: Any) -> Any:
     """Run a plan on the host arrays ``x`` and ``y`` that the operands ``a`` and ``b`` became."""
+    verify = plan.asked.verify
     if out is None:
         if plan.held_bytes > _CHECKED_BYTES:
             _check_available(plan)
-        result = _compute(plan, x, y, None)
-        if plan.verify:
+        result = plan.how.multiply(plan, x, y, None)
+        if verify:
             _verify(plan, x, y, result)
         if a is x and b is y:
             return result
         return _arrays.give_back(result, a, b)
     target = _arrays.adopt_out(out, plan.shape, plan.dtype, "out")
-    if plan.verify or _arrays.overlap(target, x, y):
+    if verify or _arrays.overlap(target, x, y):
         # A wrong result must not replace what is there, nor an operand change while it is read.
-        result = _compute(plan, x, y, None)
-        if plan.verify:
+        result = plan.how.multiply(plan, x, y, None)
+        if verify:
             _verify(plan, x, y, result)
         np.copyto(target, result)
     else:
-        _compute(plan, x, y, target)
+        plan.how.multiply(plan, x, y, target)
     return out
 
 
@@ -111,7 +112,7 @@ def run_on_device(
 
 
 def _check_planned(plan: Plan, x: Any, y: Any) -> None:
-    for name, given, planned in (("a", x, plan.a), ("b", y, plan.b)):
+    for name, given, planned in (("a", x, plan.asked.a), ("b", y, plan.asked.b)):
         if (
             given.shape != planned.shape
             or given.dtype != planned.dtype
@@ -121,16 +122,6 @@ def _check_planned(plan: Plan, x: Any, y: Any) -> None:
                 f"{describe(name, given)} is not what this plan is for: shape {planned.shape}, "
                 f"dtype {planned.dtype}, strides {planned.strides}; make a plan for it"
             )
-
-
-def _compute(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: NDArray[Any] | None) -> Any:
-    if plan.recipe is None:
-        return _cpu.execute(plan, x, y, out)
-    from . import _gpu, _streamed
-
-    if plan.streams is not None:
-        return _streamed.multiply(plan, plan.streams, x, y, out)
-    return _gpu.multiply_host(plan, x, y, out)
 
 
 def _check_available(plan: Plan) -> None:

@@ -91,6 +91,7 @@ class Part:
 class Streams:
     """How host operands are multiplied on one GPU or several."""
 
+    whole: Recipe  #: by which one GPU would compute all of it in its memory
     parts: tuple[Part, ...]
     threads: Threads
     is_folded: bool  #: whether the batch of a is part of its rows
@@ -105,9 +106,11 @@ class Streams:
     def expected_s(self) -> float:
         return max(part.expected_s for part in self.parts)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain numbers, strings and lists, for programs."""
-        return {
+    def multiply(self, plan: Plan, a: Array, b: Array, out: Array | None) -> Any:
+        return multiply(plan, self, a, b, out)
+
+    def to_dict(self, plan: Plan) -> dict[str, Any]:
+        streams = {
             "devices": [
                 {
                     "device": f"cuda:{part.index}",
@@ -122,9 +125,10 @@ class Streams:
             "pinned_bytes": self.ring_bytes,
             "threads": len(self.parts) * (self.threads.gathering + self.threads.scattering),
         }
+        return {"kernels": self.whole.to_dict(), "streams": streams}
 
-    def __str__(self) -> str:
-        lines = []
+    def lines(self, plan: Plan) -> list[str]:
+        lines = [str(self.whole)]
         for part in self.parts:
             if len(self.parts) > 1:
                 box = ", ".join(f"{axis.start}:{axis.stop}" for axis in part.origin)
@@ -136,38 +140,28 @@ class Streams:
             f"on host    {format_bytes(self.ring_bytes)} pinned, "
             f"{len(self.parts) * threads} threads"
         )
-        return "\n".join(lines)
+        return lines
 
 
-def plan_streams(
-    plan: Plan,
-    machine: Machine,
-    *,
-    dtypes: tuple[np.dtype[Any], np.dtype[Any]],
-    memory_bytes: int | None,
-    out: Operand | None,
-) -> Plan:
+def plan_streams(plan: Plan, machine: Machine) -> Plan:
     """Complete a plan for host operands by a schedule for each GPU; pure.
 
     Parameters
     ----------
     plan : Plan
-        With the recipe by which all of it would be computed in device memory.
+        By which one GPU would compute all of it in its memory.
     machine : Machine
-    dtypes : pair of numpy.dtype
-        Of a and b, in the machine's byte order.
-    memory_bytes : int, optional
-        What may be held on the host: the result, unless ``out`` takes it, and pinned memory.
-    out : Operand, optional
 
     Raises
     ------
     BudgetError
         If a budget does not hold the smallest tiles.
     """
-    whole = plan.recipe
-    assert whole is not None
-    job, is_folded = _job(plan, whole, dtypes, out, machine.is_gram)
+    from ._gpu import OnGpu
+
+    assert isinstance(plan.how, OnGpu)
+    whole, out, memory_bytes = plan.how.recipe, plan.asked.out, plan.asked.memory_bytes
+    job, is_folded = _job(plan, whole, machine.is_gram)
     flops = job.flops / max(whole.expected_us * 1e-6, 1e-9)
     shares = deal(job, len(machine.gpus))
     cores = machine.cores
@@ -177,7 +171,7 @@ def plan_streams(
         machine.gpus, machine.device_bytes, shares, strict=False
     ):
         rates = Rates(host_bytes=host, flops=flops, multiprocessors=gpu.multiprocessors)
-        parts.append(_part(plan, whole, share, origin, gpu, budget, dtypes, rates))
+        parts.append(_part(plan, whole, share, origin, gpu, budget, rates))
     result_bytes = 0 if out is not None else math.prod(plan.shape) * plan.dtype.itemsize
     moved = max(p.schedule.read_bytes + p.schedule.written_bytes for p in parts)
     room = None if memory_bytes is None else (memory_bytes - result_bytes) // len(parts)
@@ -191,12 +185,16 @@ def plan_streams(
             verify=plan.verify,
         )
     streams = Streams(
-        parts=tuple(parts), threads=threads, is_folded=is_folded, most_pinned=memory_bytes
+        whole=whole,
+        parts=tuple(parts),
+        threads=threads,
+        is_folded=is_folded,
+        most_pinned=memory_bytes,
     )
     return replace(
         plan,
         device=", ".join(f"cuda:{part.index}" for part in parts),
-        streams=streams,
+        how=streams,
         workspace_bytes=max(part.schedule.workspace_bytes for part in parts),
         held_bytes=result_bytes + streams.ring_bytes,
     )
@@ -204,7 +202,7 @@ def plan_streams(
 
 def faster(on_gpu: Plan, on_cpu: Plan, machine: Machine) -> Plan:
     """Return the plan that is expected to be done well before the other, or else the CPU's."""
-    streams = on_gpu.streams
+    streams = on_gpu.how
     cores = machine.cores
     compute = on_cpu.compute_dtype
     flops = 2 * math.prod(on_cpu.batch) * on_cpu.m * on_cpu.n * on_cpu.k
@@ -212,7 +210,7 @@ def faster(on_gpu: Plan, on_cpu: Plan, machine: Machine) -> Plan:
     rate = cores * _CORE_FLOPS[8 if real > 4 else 4]
     rate *= {"c": 1 / 4, "f": 1}.get(compute.kind, 1 / 8)
     cpu_s = max(flops / rate, on_cpu.moved_bytes / (min(cores, _MOST_CORES) * _CORE_READS_PER_S))
-    if streams is None or streams.expected_s > _WORTH_IT * cpu_s:
+    if not isinstance(streams, Streams) or streams.expected_s > _WORTH_IT * cpu_s:
         return on_cpu
     why = (
         f"no device was asked for: {on_gpu.device} is expected to take "
@@ -283,22 +281,17 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
     return result if plan.shape else result[()]
 
 
-def _job(
-    plan: Plan,
-    whole: Recipe,
-    dtypes: tuple[np.dtype[Any], np.dtype[Any]],
-    out: Operand | None,
-    is_gram: bool,
-) -> tuple[Job, bool]:
+def _job(plan: Plan, whole: Recipe, is_gram: bool) -> tuple[Job, bool]:
     """Return what a schedule knows of a product, and whether a's batch is part of its rows."""
+    dtypes, out = plan.dtypes, plan.asked.out
     a, b = plan.a.as_matrix(is_row=True), plan.b.as_matrix(is_row=False)
     batch, m = plan.batch, plan.m
     row_step = _row_step(a)
     is_folded = row_step is not None and math.prod(b.shape[:-2]) == 1 and len(batch) > 0
     if row_step is not None and is_folded:
         batch, m = (), math.prod(batch) * m
-        a = replace(a, shape=(m, plan.k), strides=(row_step, a.strides[-1]))
-        b = replace(b, shape=b.shape[-2:], strides=b.strides[-2:])
+        a = a._replace(shape=(m, plan.k), strides=(row_step, a.strides[-1]))
+        b = b._replace(shape=b.shape[-2:], strides=b.strides[-2:])
     is_gram = (
         is_gram
         and not batch
@@ -365,7 +358,6 @@ def _part(
     origin: Box,
     gpu: DeviceFacts,
     budget: int,
-    dtypes: tuple[np.dtype[Any], np.dtype[Any]],
     rates: Rates,
 ) -> Part:
     found: dict[Schedule, dict[_Key, Recipe]] = {}
@@ -381,7 +373,7 @@ def _part(
             key = _key(schedule, launch)
             if key not in recipes:
                 try:
-                    made = _recipe(plan, schedule, launch, dtypes, gpu, room)
+                    made = _recipe(plan, schedule, launch, gpu, room)
                 except BudgetError:
                     return None
                 if made.family != whole.family:
@@ -393,7 +385,7 @@ def _part(
         found[fitted] = recipes
         return fitted
 
-    schedule = choose(job, budget, rates, fit, _workspace_share(plan, job, dtypes, gpu))
+    schedule = choose(job, budget, rates, fit, _workspace_share(plan, job, gpu))
     if schedule is None:
         size = format_bytes
         needs = "" if job.piece else f"; all of K = {job.k} has to be there, for its order of sums"
@@ -413,13 +405,11 @@ def _part(
     )
 
 
-def _workspace_share(
-    plan: Plan, job: Job, dtypes: tuple[np.dtype[Any], np.dtype[Any]], gpu: DeviceFacts
-) -> float:
+def _workspace_share(plan: Plan, job: Job, gpu: DeviceFacts) -> float:
     """Return the workspace of a product of panels, for each byte of them."""
     schedule = sample(job)
     (launch,) = (x for x in schedule.operations() if isinstance(x, Launch))
-    made = _recipe(plan, schedule, launch, dtypes, gpu, None)
+    made = _recipe(plan, schedule, launch, gpu, None)
     return made.workspace_bytes / (schedule.a_store.nbytes + schedule.b_store.nbytes)
 
 
@@ -438,7 +428,6 @@ def _recipe(
     plan: Plan,
     schedule: Schedule,
     launch: Launch,
-    dtypes: tuple[np.dtype[Any], np.dtype[Any]],
     gpu: DeviceFacts,
     room: int | None,
 ) -> Recipe:
@@ -449,7 +438,7 @@ def _recipe(
     layouts = schedule.layout(launch, 0), schedule.layout(launch, 1), schedule.c_layout(launch)
     a, b, c = (
         Operand(layout.shape, dtype, layout.strides, layout.offset % 16 == 0, where)
-        for layout, dtype in zip(layouts, (*dtypes, plan.dtype), strict=True)
+        for layout, dtype in zip(layouts, (*plan.dtypes, plan.dtype), strict=True)
     )
     return recipe(
         a,

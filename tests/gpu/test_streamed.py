@@ -17,8 +17,8 @@ import pytest
 
 import tilewise as tw
 from tests.gpu.support import download, upload
-from tests.support import exact_integers, small_integers, within_bound
-from tilewise import _api, _plan, _streamed
+from tests.support import exact_integers, planned, small_integers, within_bound
+from tilewise import _api, _streamed
 from tilewise._operand import Operand
 from tilewise.errors import BudgetError, DeviceError, OptionError
 from tilewise.runtime import device, driver, pinned, streams, transfers
@@ -73,10 +73,9 @@ def streamed(a: Any, b: Any, memory: Any, out: Any = None, **options: Any) -> An
         plan = tw.plan(a, b, devices="cuda:0", **options)
         out = poisoned(plan.shape, plan.dtype)
     plan = tw.plan(a, b, devices="cuda:0", memory=memory, out=out, **options)
-    assert plan.streams is not None
     high = PoolHigh()
     assert plan(a, b, out=out) is out
-    held = sum(part.schedule.held_bytes for part in plan.streams.parts)
+    held = sum(part.schedule.held_bytes for part in plan.how.parts)
     assert high.used_bytes() <= held + (1 << 20)
     return out, plan
 
@@ -122,7 +121,7 @@ def test_long_k_keeps_its_order_of_sums(rng: Any, dtype: Any) -> None:
                 streamed(a, b, memory)
             continue
         out, plan = streamed(a, b, memory)
-        seen.add(plan.streams.parts[0].schedule.pieces > 1)
+        seen.add(plan.how.parts[0].schedule.pieces > 1)
         assert out.tobytes() == expected.tobytes(), str(plan)
     assert False in seen
     assert True in seen or dtype == "float32"
@@ -131,7 +130,7 @@ def test_long_k_keeps_its_order_of_sums(rng: Any, dtype: Any) -> None:
 def is_cut(a: Any, b: Any, memory: int) -> bool:
     """Whether the kernels of a product can take K in pieces."""
     try:
-        return tw.plan(a, b, devices="cuda:0", memory=memory).streams is not None
+        return isinstance(tw.plan(a, b, devices="cuda:0", memory=memory).how, _streamed.Streams)
     except BudgetError:
         return False
 
@@ -214,15 +213,13 @@ def test_what_repeats_is_not_copied(rng: Any) -> None:
         (np.broadcast_to(column, (3000, 2048)), 4 * 3000),
     ):
         plan = tw.plan(a, b, devices="cuda:0")
-        assert plan.streams is not None
-        assert plan.streams.parts[0].schedule.read_bytes == nbytes + b.nbytes
+        assert plan.how.parts[0].schedule.read_bytes == nbytes + b.nbytes
         got = tw.matmul(a, b, devices="cuda:0")
         assert got.tobytes() == in_memory(np.ascontiguousarray(a), b).tobytes()
     stack = np.broadcast_to(b, (4, 2048, 1024))
     x = random(rng, (4, 300, 2048), "float32")
     plan = tw.plan(x, stack, devices="cuda:0")
-    assert plan.streams is not None
-    assert plan.streams.parts[0].schedule.read_bytes == x.nbytes + b.nbytes
+    assert plan.how.parts[0].schedule.read_bytes == x.nbytes + b.nbytes
     assert tw.matmul(x, stack, devices="cuda:0").tobytes() == in_memory(x, b).tobytes()
 
 
@@ -230,8 +227,7 @@ def test_what_repeats_is_not_copied(rng: Any) -> None:
 def test_a_product_with_its_own_transpose_is_read_once(rng: Any, order: Any) -> None:
     a = np.asarray(random(rng, (1500, 700), "float32"), order=order)
     plan = tw.plan(a, a.T, devices="cuda:0")
-    assert plan.streams is not None
-    assert plan.streams.parts[0].schedule.read_bytes == a.nbytes
+    assert plan.how.parts[0].schedule.read_bytes == a.nbytes
     x = upload(a)
     assert plan(a, a.T).tobytes() == download(tw.matmul(x, x.T)).tobytes()
     out, _ = streamed(a, a.T, "2MiB")
@@ -275,9 +271,8 @@ def test_two_devices_shares_meet_in_one_result(rng: Any) -> None:
         a, b = (random(rng, shape, "float32") for shape in shapes)
         for count in (2, 3):
             machine = _streamed.Machine((facts,) * count, (1 << 30,) * count, 16, False, False)
-            plan = _plan.make_plan(Operand.of(a), Operand.of(b), gpu=facts, machine=machine)
-            assert plan.streams is not None
-            assert len(plan.streams.parts) == count
+            plan = planned(Operand.of(a), Operand.of(b), gpu=facts, machine=machine)
+            assert len(plan.how.parts) == count
             assert plan(a, b).tobytes() == in_memory(a, b).tobytes()
 
 
@@ -309,7 +304,7 @@ def test_D2_a_result_beyond_memory_is_refused_with_the_way_out(rng: Any, tmp_pat
     x = random(rng, (9000, 58), "float32")
     out = np.memmap(tmp_path / "gram.bin", "f4", "w+", shape=(9000, 9000))
     got, plan = streamed(x, x.T, "32MiB", out)
-    assert plan.streams.parts[0].schedule.held_bytes <= 32 << 20
+    assert plan.how.parts[0].schedule.held_bytes <= 32 << 20
     rows = slice(4000, 4100)
     assert within_bound(np.asarray(got[rows]), x[rows], x.T)
 
@@ -318,21 +313,20 @@ def test_D4_D7_float64_within_a_small_budget(rng: Any) -> None:
     a, b = random(rng, (2500, 2500), "float64"), random(rng, (2500, 2500), "float64")
     out, plan = streamed(a, b, "32MiB")
     assert within_bound(out[:200], a[:200], b, 2.0**-53)
-    moved = plan.streams.parts[0].schedule
+    moved = plan.how.parts[0].schedule
     assert moved.held_bytes <= 32 << 20
     assert moved.read_bytes <= 10 * (a.nbytes + b.nbytes)
     big = Operand((50_000, 50_000), np.dtype("f8"), (400_000, 8))
     dry = tw.plan(
         big, big, out=np.broadcast_to(0.0, (50_000, 50_000)), devices="cuda:0", memory="8GiB"
     )
-    assert dry.streams is not None
-    assert dry.streams.parts[0].schedule.held_bytes <= 8 << 30
+    assert dry.how.parts[0].schedule.held_bytes <= 8 << 30
 
 
 def test_D5_bytes_stay_bytes(rng: Any) -> None:
     x = rng.integers(0, 2, (1500, 9000), dtype=np.uint8)
     out, plan = streamed(x, x.T, "12MiB", dtype=np.int32)
-    assert plan.streams.parts[0].schedule.job.a.itemsize == 1
+    assert plan.how.parts[0].schedule.job.a.itemsize == 1
     assert (out == x.astype("f4") @ x.T.astype("f4")).all()
 
 
@@ -419,8 +413,7 @@ def test_D14_what_another_library_holds_is_not_counted_on(rng: Any) -> None:
     try:
         left = device.free_bytes(0)
         plan = tw.plan(a, b, devices="cuda:0")
-        assert plan.streams is not None
-        assert plan.streams.parts[0].schedule.held_bytes <= left
+        assert plan.how.parts[0].schedule.held_bytes <= left
         assert plan(a, b).tobytes() == expected.tobytes()
         before = device.free_bytes(0)
         huge = Operand((64, 300_000_000), np.dtype("f2"), (600_000_000, 2))
@@ -522,7 +515,7 @@ def test_integers_are_exact_however_they_are_cut(rng: Any) -> None:
     a = rng.integers(-(2**63), 2**63 - 1, (90, 40_000), dtype=np.int64)
     b = rng.integers(-(2**63), 2**63 - 1, (40_000, 40), dtype=np.int64)
     out, plan = streamed(a, b, "16MiB")
-    assert plan.streams.parts[0].schedule.pieces > 1
+    assert plan.how.parts[0].schedule.pieces > 1
     assert (out[:2] == exact_integers(a[:2], b, np.int64)).all()
 
 

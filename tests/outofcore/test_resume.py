@@ -220,7 +220,7 @@ def test_verify_repairs_in_stacks_and_in_one_call(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(5)
-    finish, execute, wrong = _cpu.finish, _cpu.execute, [True]
+    finish, execute, wrong = _cpu.finish, _cpu.OnCpu.multiply, [True]
 
     def once_wrong(plan: Any, total: Any, out: Any, *rest: Any) -> None:
         finish(plan, total, out, *rest)
@@ -236,7 +236,7 @@ def test_verify_repairs_in_stacks_and_in_one_call(
         return result
 
     monkeypatch.setattr(_cpu, "finish", once_wrong)
-    monkeypatch.setattr(_cpu, "execute", once_wrong_too)
+    monkeypatch.setattr(_cpu.OnCpu, "multiply", once_wrong_too)
     for a_shape, b_shape, memory in (
         ((6, 150, 160), (160, 140), "300KiB"),  # one tall matrix
         ((6, 150, 160), (6, 160, 140), "300KiB"),

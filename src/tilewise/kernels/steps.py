@@ -6,8 +6,8 @@ Pure data, and the arithmetic on it that they share; nothing here knows a kernel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 __all__ = [
     "MAP_BYTES",
@@ -162,6 +162,11 @@ class Product:
     outer: int = 1
     inner: int = 1
     updates: bool = False
+
+    @classmethod
+    def of(cls, product: Product, **more: Any) -> Self:
+        """Return a product in a family's own terms."""
+        return cls(**{each.name: getattr(product, each.name) for each in fields(Product)}, **more)
 
     @property
     def transposed(self) -> Self:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import _api, _cpu, _memory
+from numpy.typing import NDArray
+
+from .. import _memory
+from .._cpu import OnCpu, held_per_element, new_sum
 from .._devices import device_names
 from .._operand import Operand
-from .._plan import Plan, held_per_element
+from .._plan import Plan, make_plan
+from .._request import IN_HOST_MEMORY, request
 from ..errors import BudgetError, DeviceError
 from .choice import choose_schedule, least_budget
 from .cuts import divisor, even
 from .files import FileOperand, Matrix, open_matrix
-from .schedule import Job, Side, batch_slices, whole_schedule
+from .schedule import Job, Schedule, Side, batch_slices, whole_schedule
 from .stores import COPIES, LARGEST_PART, Layout
 
-__all__ = ["layout_of", "part_bytes_of", "plan_files", "plan_paths"]
+__all__ = ["OnFiles", "layout_of", "part_bytes_of", "plan_files", "plan_paths"]
 
 #: Products of fewer multiplications, about a second's work, run as one call where they fit: their
 #: bits are np.matmul's. Longer ones are cut, to read and write beside, and to answer an interrupt.
@@ -28,6 +32,26 @@ _TILED_WHY = ("panels are read, and results written, beside BLAS at work",)
 #: A chunk of an output that has chunks is no larger, nor this share of the budget.
 _LARGEST_CHUNK = 4 << 20
 _PART_SHARE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class OnFiles:
+    """How operands in files are multiplied: read and written as scheduled, or all in memory."""
+
+    schedule: Schedule | None  #: None where the result has no elements
+    in_memory: OnCpu  #: how what has been read whole is multiplied
+
+    def multiply(
+        self, plan: Plan, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None
+    ) -> Any:
+        return self.in_memory.multiply(plan, a, b, out)
+
+    def lines(self, plan: Plan) -> list[str]:
+        return self.in_memory.lines(plan) if self.schedule is None else [str(self.schedule)]
+
+    def to_dict(self, plan: Plan) -> dict[str, Any]:
+        schedule = None if self.schedule is None else self.schedule.to_dict()
+        return {**self.in_memory.to_dict(plan), "schedule": schedule}
 
 
 def plan_files(
@@ -59,19 +83,22 @@ def plan_files(
     budget = _memory.parse_budget(memory)
     if budget is None:
         budget = _default_budget()
-    plan = _api.plan(a, b, dtype=dtype, devices="cpu", precision=precision, verify=verify, out=True)
-    plan = replace(plan, a=replace(plan.a, where="file"), b=replace(plan.b, where="file"))
+    left, right = (Operand.of(x)._replace(where="file") for x in (a, b))
+    plan = make_plan(
+        request(left, right, IN_HOST_MEMORY, dtype=dtype, precision=precision, verify=verify)
+    )
+    assert isinstance(plan.how, OnCpu)
+    in_memory = plan.how
     job = _job(plan, a, b, budget, is_flat)
     work = math.prod(plan.batch) * plan.m * plan.n * plan.k
     result_bytes = math.prod(plan.shape) * plan.dtype.itemsize
     whole_bytes = plan.a.nbytes + plan.b.nbytes + result_bytes + plan.workspace_bytes
     whole_bytes += job.staging_bytes
     if not result_bytes:
-        return plan
+        return replace(plan, how=OnFiles(None, in_memory))
     if whole_bytes <= budget and work <= _WHOLE_WORK:
-        return replace(
-            plan, schedule=whole_schedule(job, whole_bytes, budget), held_bytes=whole_bytes
-        )
+        whole = OnFiles(whole_schedule(job, whole_bytes, budget), in_memory)
+        return replace(plan, how=whole, held_bytes=whole_bytes)
     schedule = choose_schedule(job, budget)
     if schedule is None:
         needed = budget
@@ -86,9 +113,7 @@ def plan_files(
         )
     return replace(
         plan,
-        schedule=schedule,
-        tiles=None,
-        matrices_at_once=schedule.at_once,
+        how=OnFiles(schedule, OnCpu()),
         workspace_bytes=schedule.workspace_bytes,
         held_bytes=schedule.held_bytes,
         moved_bytes=schedule.read_bytes + schedule.written_bytes,
@@ -188,7 +213,7 @@ def _job(plan: Plan, x: Matrix | Operand, y: Matrix | Operand, budget: int, is_f
             staging = max(staging, COPIES * max(chunk_bytes, part))
     if not is_flat:
         staging += COPIES * part
-    sums = _cpu.new_sum(plan, (0,))
+    sums = new_sum(plan, (0,))
     # BLAS reads such panels as they are; those of a foreign byte order are not equal here.
     is_plain = sums.dtype.kind in "fc" and a.dtype == b.dtype == sums.dtype
     panel_bytes, tile_bytes = held_per_element(plan.method, plan.compute_dtype)

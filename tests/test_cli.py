@@ -89,6 +89,27 @@ def test_plan_of_files_and_of_shapes(folder: Path, capsys: Any) -> None:
     assert names(folder) == ["A.npy", "B.npy"]
 
 
+@pytest.mark.parametrize("shapes", [("0x5", "5x0"), ("0x5", "5x3"), ("0x4x5:int64", "5x6:int64")])
+def test_a_plan_for_a_result_without_elements_has_the_lines_of_others(
+    shapes: tuple[str, str], capsys: Any
+) -> None:
+    said = []
+    for a, b in (("3x4", "4x5"), shapes):
+        assert main(["plan", a, b]) == 0
+        said.append([line.split()[0] for line in capsys.readouterr().out.splitlines()])
+    assert main(["plan", *shapes, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert said[1] == [word for word in said[0] if word not in ("time", "limit")]
+    assert plan["held_bytes"] == plan["moved_bytes"] == 0
+
+
+def test_what_is_neither_a_file_nor_a_shape_is_told_how_shapes_are_written(capsys: Any) -> None:
+    assert main(["plan", "64,64", "64x64"]) == 2
+    assert "a (64,64) does not exist; a shape is written as 4096x4096" in capsys.readouterr().err
+    assert main(["plan", "X.npy", "64x64"]) == 2
+    assert capsys.readouterr().err.strip().endswith("does not exist")
+
+
 @pytest.mark.parametrize(
     ("side", "is_whole"),
     [(16, True), (1000, True), (6000, False), (20_000, False), (80_000, False)],

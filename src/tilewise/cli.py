@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import __version__
-from .errors import CheckError, TilewiseError
+from .errors import CheckError, FileError, TilewiseError
 from .explain.command import explain_command
 
 if TYPE_CHECKING:
@@ -332,7 +332,12 @@ def _operand(text: str, name: str, dtype: str | None, files: ExitStack) -> Any:
 
     match = re.fullmatch(r"(\d+(?:x\d+)*)(?::(\w+))?", text)
     if match is None:
-        return files.enter_context(open_matrix(text, name))
+        try:
+            return files.enter_context(open_matrix(text, name))
+        except FileError as error:
+            if not re.fullmatch(r"\d+\D\d+.*", text):
+                raise
+            raise FileError(f"{error}; a shape is written as 4096x4096") from None
     shape = tuple(int(size) for size in match[1].split("x"))
     element = dtype_named(match[2] or dtype or "float32")
     return Operand.of(SimpleNamespace(shape=shape, dtype=element, where="file"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -277,6 +278,36 @@ def test_what_ncu_measured_is_laid_beside(kernels: Path, printed: Printed) -> No
     assert json.loads(said)["ncu"]["level"] == "compiled"
 
 
+@pytest.mark.parametrize("kernel", ["scale", "gather", "add", "count", "fill"])
+def test_the_launch_that_is_suggested_is_one(kernels: Path, printed: Printed, kernel: str) -> None:
+    (kernels / "more.py").write_text(
+        _KERNELS
+        + """
+@cuda.jit
+def add(a, b, c, m, n):
+    i, j = cuda.grid(2)
+    if i < m and j < n:
+        c[i, j] = a[i, j] + b[j]
+
+@cuda.jit
+def count(x, found):
+    i = cuda.threadIdx.x + cuda.blockIdx.x * cuda.blockDim.x
+    if i < x.size:
+        cuda.atomic.add(found, 0, x[i])
+
+@cuda.jit
+def fill(x, value):
+    i, j, k = cuda.threadIdx.x, cuda.threadIdx.y, cuda.threadIdx.z
+    x[k, j, i] = value
+"""
+    )
+    said = refusal(f"more.py:{kernel}")
+    options = shlex.split(said.partition("for example ")[2])
+    code, text = printed(f"more.py:{kernel}", *options)
+    assert "grid" in text
+    assert code in (0, 1)
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -289,6 +320,7 @@ def test_what_ncu_measured_is_laid_beside(kernels: Path, printed: Printed) -> No
         (["kernels.py:LIMIT"], "kernels.py:LIMIT is a int, and not a kernel"),
         (["kernels.py:helper", "--grid", "1", "--block", "1", "--args", ""], "plain positional"),
         (["kernels.py:scale"], "--grid, --block and --args must be given to launch"),
+        (["kernels.py:scale"], '--args "x=float32[512] a=512 n=512"'),
         (["kernels.py:scale", "--size", "64"], "--size is for kernels with the guide's parameters"),
         (["guide", "--size", "64x64"], "must be hAxwAxwB"),
         (["guide", "--size", "large"], "--size 'large' must be one to three numbers"),

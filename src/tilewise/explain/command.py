@@ -23,6 +23,7 @@ from ..errors import FileError, OptionError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..simt import Program
     from .ncu import Comparison
     from .report import Report
 
@@ -30,6 +31,13 @@ __all__ = ["explain_command"]
 
 _GUIDE_SIZE = "64x64x64"
 _GUIDE_PARAMETERS = ("A", "B", "wA", "wB", "C")
+
+#: Grid, block and the side of arrays for a kernel of so many axes.
+_EXAMPLES = {
+    1: ("4", "128", "512"),
+    2: ("4,4", "16,16", "64"),
+    3: ("2,2,2", "8,8,8", "16"),
+}
 
 
 def explain_command(
@@ -146,7 +154,8 @@ def _report(
     from .words import listed
 
     kernel = load(name)
-    parameters = simt.program(kernel).parameters
+    source = simt.program(kernel)
+    parameters = source.parameters
     if size is None and args is None and is_of_the_guide(name):
         size = _GUIDE_SIZE
     if size is not None:
@@ -163,13 +172,40 @@ def _report(
         if grid is None or block is None or args is None:
             raise OptionError(
                 f"{listed(missing)} must be given to launch "
-                f"{name}({', '.join(parameters)}); for example --grid 4,4 --block 16,16 "
-                '--args "float32[64,64] 64"'
+                f"{name}({', '.join(parameters)}); for example {_example(source)}"
             )
         blocks = _extent("--grid", grid)
         arguments = _arguments(name, parameters, args)
     threads = _extent("--block", block) if block is not None else (16, 16)
     return explain(kernel, blocks, threads, *arguments, claims=_claims(claims, name), **options)
+
+
+def _example(source: Program) -> str:
+    """Options that may launch a kernel: what it indexes is an array, all else a number."""
+    ranks: dict[str, int] = {}
+    indices: set[str] = set()
+    axes = 1
+    for node in ast.walk(source.kernel.tree):
+        match node:
+            case ast.Subscript(ast.Name(name), index):
+                ranks[name] = len(index.elts) if isinstance(index, ast.Tuple) else 1
+                within = (each for each in ast.walk(index) if isinstance(each, ast.Subscript))
+                indices |= {each.value.id for each in within if isinstance(each.value, ast.Name)}
+            case ast.Call(ast.Attribute(ast.Attribute(attr="atomic")), [ast.Name(name), index, *_]):
+                ranks[name] = len(index.elts) if isinstance(index, ast.Tuple) else 1
+            case ast.Attribute(ast.Name(name), "shape" | "size"):
+                ranks.setdefault(name, 1)
+            case ast.Attribute(ast.Attribute(), "y" | "z" as axis):
+                axes = max(axes, " yz".index(axis) + 1)
+            case ast.Call(ast.Attribute(attr="grid"), [ast.Constant(int(count))]):
+                axes = max(axes, count)
+    grid, block, side = _EXAMPLES[axes]
+    words = []
+    for name in source.parameters:
+        dtype = "int32" if name in indices else "float32"
+        extents = ",".join([side] * ranks.get(name, 0))
+        words.append(f"{name}={dtype}[{extents}]" if extents else f"{name}={side}")
+    return f'--grid {grid} --block {block} --args "{" ".join(words)}"'
 
 
 def _sized(

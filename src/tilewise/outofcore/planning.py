@@ -47,11 +47,15 @@ class OnFiles:
         return self.in_memory.multiply(plan, a, b, out)
 
     def lines(self, plan: Plan) -> list[str]:
-        return self.in_memory.lines(plan) if self.schedule is None else [str(self.schedule)]
+        if self.schedule is None:
+            lines = ("tiles      none: the result has no elements", "memory     0 B")
+            return [*lines, "reads      0 B", "writes     0 B"]
+        return [str(self.schedule)]
 
     def to_dict(self, plan: Plan) -> dict[str, Any]:
-        schedule = None if self.schedule is None else self.schedule.to_dict()
-        return {**self.in_memory.to_dict(plan), "schedule": schedule}
+        if self.schedule is None:
+            return {}
+        return {**self.in_memory.to_dict(plan), "schedule": self.schedule.to_dict()}
 
 
 def plan_files(
@@ -95,7 +99,9 @@ def plan_files(
     whole_bytes = plan.a.nbytes + plan.b.nbytes + result_bytes + plan.workspace_bytes
     whole_bytes += job.staging_bytes
     if not result_bytes:
-        return replace(plan, how=OnFiles(None, in_memory))
+        return replace(
+            plan, how=OnFiles(None, in_memory), held_bytes=0, workspace_bytes=0, moved_bytes=0
+        )
     if whole_bytes <= budget and work <= _WHOLE_WORK:
         whole = OnFiles(whole_schedule(job, whole_bytes, budget), in_memory)
         return replace(plan, how=whole, held_bytes=whole_bytes)

@@ -290,3 +290,25 @@ def test_importing_explain_is_cheap() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_integers_divided_by_zero_are_a_warning_about_this_launch() -> None:
+    def share(total, counts, out):  # type: ignore[no-untyped-def]
+        i = cuda.grid(1)
+        out[i] = total[i] // counts[i]
+
+    counts = np.arange(256, dtype=np.int32)
+    report = explain(share, 4, 64, counts, counts, counts)
+    (finding,) = report.findings
+    assert (finding.kind, finding.severity, finding.scope) == (
+        "division by zero",
+        "warning",
+        "this launch",
+    )
+    assert "thread 0 of block 0 divides an integer by 0" in finding.message
+    assert "1 division in 1 traced block" in finding.message
+    assert finding.first is not None
+    assert finding.first.text == "total[i] // counts[i]"
+    assert report.exit_code == 0
+    assert "warning Thread 0 of block 0 divides" in str(report)
+    assert not explain(share, 4, 64, counts, counts + 1, counts).findings

@@ -64,7 +64,7 @@ def test_the_launch_is_described_before_anything_runs():
     ]
     assert [a.name for a in launch.arrays[:3]] == ["A", "B", "C"]
     kinds = Counter(site.kind for site in launch.sites)
-    assert kinds == {"load": 4, "store": 3, "barrier": 2, "branch": 2}
+    assert kinds == {"load": 4, "store": 3, "barrier": 2, "branch": 2, "division": 1}
     assert [site.id for site in launch.sites] == list(range(len(launch.sites)))
     assert [site.line for site in launch.sites] == sorted(site.line for site in launch.sites)
 
@@ -203,6 +203,45 @@ def test_barriers_that_diverge_can_be_carried_on():
     assert barrier.arrived[0].tolist() == [True] * 3 + [False] * 5
     assert barrier.live.all()
     assert (out == 1).all()
+
+
+def test_integers_divided_by_zero_are_told_of_and_are_0():
+    def kernel(x, y, out):
+        t = cuda.threadIdx.x
+        out[t, 0] = x[t] // y[t]
+        out[t, 1], out[t, 2] = divmod(x[t], y[t])
+        out[t, 3] = x[t] % y[t] if y[t] != 0 else -1
+        if y[t] != 0:
+            out[t, 4] = x[t] % y[t]
+        out[t, 5] = 7
+        out[t, 5] %= y[t]
+        out[t, 6] = t // (len(y.shape) - 1)
+
+    recorder = Recorder()
+    y = np.array([2, 0, -3, 0], np.int32)
+    out = np.full((4, 7), -1, np.int64)
+    simt.launch(kernel, 1, 4, np.full(4, 7, np.int32), y, out, observer=recorder)
+    by_y = [False, True, False, True]
+    assert [(f.site.text, f.active[0].tolist()) for f in recorder.faults] == [
+        ("x[t] // y[t]", by_y),
+        ("divmod(x[t], y[t])", by_y),
+        ("y[t]", by_y),
+        ("t // (len(y.shape) - 1)", [True] * 4),
+    ]
+    assert {f.reason for f in recorder.faults} == {"division by zero"}
+    assert out[1].tolist() == [0, 0, 0, -1, -1, 0, 0]
+    assert out[0].tolist() == [3, 3, 1, 1, 1, 1, 0]
+
+
+def test_floats_divided_by_zero_are_infinite_and_no_fault():
+    def kernel(x, out):
+        t = cuda.threadIdx.x
+        out[t] = x[t] / F(0)
+
+    recorder, out = Recorder(), np.zeros(2, F)
+    simt.launch(kernel, 1, 2, np.ones(2, F), out, observer=recorder)
+    assert np.isinf(out).all()
+    assert not recorder.faults
 
 
 def test_a_program_tells_what_a_static_analysis_needs():

@@ -32,6 +32,8 @@ def describe_hazard(hazard: Hazard, evidence: Evidence) -> Finding:
         severity, message, advice = _out_of_range(hazard, evidence)
     elif hazard.kind == "uninitialised read":
         severity, message, advice = _uninitialised(hazard, evidence)
+    elif hazard.kind == "division by zero":
+        severity, message, advice = _by_zero(hazard, evidence)
     else:
         severity, message, advice = _at_barrier(hazard, evidence)
     array = hazard.array
@@ -40,7 +42,10 @@ def describe_hazard(hazard: Hazard, evidence: Evidence) -> Finding:
         severity=severity,
         message=message,
         advice=advice,
-        scope="all data" if evidence.holds_for_all_data else "this launch",
+        # What is divided by is a value, and values are those of this launch.
+        scope="all data"
+        if evidence.holds_for_all_data and hazard.kind != "division by zero"
+        else "this launch",
         array=None if array is None else array.name,
         space=None if array is None else array.space,
         element=hazard.element,
@@ -152,6 +157,16 @@ def _uninitialised(hazard: Hazard, evidence: Evidence) -> tuple[Severity, str, s
         "to load, it writes 0"
     )
     return "error", message, advice
+
+
+def _by_zero(hazard: Hazard, evidence: Evidence) -> tuple[Severity, str, str]:
+    site = hazard.first.site
+    message = (
+        f"{_who(hazard.first, evidence)} divides an integer by 0 on line {site.line} "
+        f"({site.text}): {_count(hazard.accesses, 'division')} in "
+        f"{_count(hazard.blocks, 'traced block')}, giving 0 in numba-cuda, and anything in CUDA C++"
+    )
+    return "warning", message, "let only threads divide whose divisor is not 0"
 
 
 def _at_barrier(hazard: Hazard, evidence: Evidence) -> tuple[Severity, str, str]:

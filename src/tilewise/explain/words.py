@@ -47,6 +47,7 @@ _DOES = {
     "uninitialised read": ("reads {}, which nobody wrote", ""),
     "exit before barrier": ("has returned and never gets here", ""),
     "barrier divergence": ("does not get here", ""),
+    "division by zero": ("divides by 0", ""),
 }
 # The kinds of error as clauses.
 _CLAUSES = {

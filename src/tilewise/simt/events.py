@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 __all__ = ["Access", "ArrayInfo", "Barrier", "Fault", "Launch", "Observer", "Site", "Space"]
 
 Space = Literal["global", "shared", "local"]
-SiteKind = Literal["load", "store", "atomic", "barrier", "branch"]
+SiteKind = Literal["load", "store", "atomic", "barrier", "branch", "division"]
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One place in the source where memory is touched, a barrier stands, or a branch is taken.
+    """One place in the source that touches memory, is a barrier or branches, or may divide by 0.
 
     ``id`` counts from 0 within a program, in source order. ``x[i] += 1`` is two sites, a load and
     a store. Lines count from 1 and columns, in characters, from 0; ``text`` is the source between
@@ -139,8 +139,9 @@ class Fault:
     """Something a kernel must not do, about to become an error.
 
     ``reason`` is "out of range" (``active`` marks the offending threads, and ``indices`` holds
-    what they asked for, one (B, T) array an axis) or "barrier divergence" (``active`` marks the
-    threads that are alive and not at the barrier). ``message`` is the error's text.
+    what they asked for, one (B, T) array an axis), "barrier divergence" (``active`` marks the
+    threads that are alive and not at the barrier) or "division by zero", of integers, which is no
+    error: the quotient is 0. ``message`` is the error's text.
     """
 
     site: Site
@@ -148,7 +149,7 @@ class Fault:
     blocks: NDArray[np.int64]
     active: NDArray[np.bool_]
     indices: tuple[NDArray[np.int64], ...] = ()
-    reason: Literal["out of range", "barrier divergence"] = "out of range"
+    reason: Literal["out of range", "barrier divergence", "division by zero"] = "out of range"
     message: str = field(default="")
 
 

@@ -278,6 +278,15 @@ class Expressions:
             # numba asks whether the divisor is 0: the compiler sees a branch here.
             self.count += 1
             self.place = (*self.place[:-1], f"divided.{self.count}")
+        if (
+            operator in ("FloorDiv", "Mod")
+            and types.is_integer(result)
+            and b.constant in (UNKNOWN, 0)
+        ):
+            b = self.named(b)
+            if not isinstance(node, ast.Call) or operator == "FloorDiv":  # divmod divides once
+                site = self.site(node, "division")
+                self.emit(f"M.divide({site}, {self.region.mask}, {b.code})")
         if operator in _CALLED:
             code = f"{_CALLED[operator]}({result!r}, {a.code}, {b.code})"
             return Value(code, result, uniform, rank=rank)
@@ -506,7 +515,10 @@ class Expressions:
     @contextmanager
     def guard(self, condition: Value, expected: bool, operand: ast.expr) -> Iterator[None]:
         """Narrow the mask, for an operand that only some lanes evaluate, where that can matter."""
-        matters = any(isinstance(n, (ast.Subscript, ast.Call)) for n in ast.walk(operand))
+        matters = any(
+            isinstance(n, (ast.Subscript, ast.Call, ast.FloorDiv, ast.Mod))
+            for n in ast.walk(operand)
+        )
         if not matters or condition.constant is not UNKNOWN:
             yield
             return

@@ -53,6 +53,7 @@ HazardKind = Literal[
     "out of range",
     "barrier divergence",
     "exit before barrier",
+    "division by zero",
 ]
 
 Ints = NDArray[np.int64]
@@ -84,7 +85,8 @@ class Hazard:
         The barriers that the block had passed; None where the two are of different blocks.
     accesses, blocks : int
         All cases of the same kind between the same two places: the accesses that conflict
-        (between blocks: the elements), and the blocks where they do.
+        (between blocks: the elements), and the blocks where they do. Divisions by zero are those
+        of the blocks that were traced.
     same_value : bool
         Every one of these writes stores what the other does: undefined, but harmless.
     in_buffer : int
@@ -337,10 +339,14 @@ class HazardWatch:
             raise Found(hazard)
         kept = self._found.setdefault(key, hazard)
         kept.same_value &= hazard.same_value
-        kept.accesses += self._weigh(blocks)
         seen = self._seen_in.setdefault(key, set())
         fresh = set(blocks.tolist()) - seen
-        kept.blocks += sum(self._weight.get(block, 1) for block in fresh)
+        if hazard.kind == "division by zero":  # of values, in which a block stands for itself alone
+            kept.accesses += len(blocks)
+            kept.blocks += len(fresh)
+        else:
+            kept.accesses += self._weigh(blocks)
+            kept.blocks += sum(self._weight.get(block, 1) for block in fresh)
         seen |= fresh
         return kept
 

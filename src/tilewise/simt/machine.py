@@ -383,6 +383,19 @@ class Machine:
             message += "; a negative index does not count from the end here, as on the GPU none may"
         self._fault(Fault(self.sites[site], info, self.blocks, offenders, asked, message=message))
 
+    def divide(self, site: int, mask: Mask, divisor: Any) -> None:
+        """Tell who reads along of lanes that divide an integer by 0; for them the result is 0."""
+        if self.observer is None:
+            return
+        zero = np.equal(divisor, 0)
+        if not np.any(zero if mask is None else zero & mask):
+            return
+        offenders = self.full(zero if mask is None else zero & mask)
+        message = f"{self.place(site)} divides by 0"
+        self.observer.on_fault(
+            Fault(self.sites[site], None, self.blocks, offenders, (), "division by zero", message)
+        )
+
     def _diverged(self, site: int, arrived: NDArray[np.bool_], missing: NDArray[np.bool_]) -> None:
         block, thread = (int(axis[0]) for axis in np.nonzero(missing))
         waiting = int(np.argmax(arrived[block]))

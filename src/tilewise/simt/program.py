@@ -25,6 +25,8 @@ __all__ = ["UNKNOWN", "Function", "Program", "program"]
 #: What a name resolves to when it is a local variable, or nothing.
 UNKNOWN = object()
 
+_DIVIDES = (ast.FloorDiv, ast.Mod)
+
 _BARRIERS = ("syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or")
 
 
@@ -288,6 +290,8 @@ def _sites(function: Function) -> Iterator[tuple[ast.AST, SiteKind, ast.expr, st
     """Yield (node, kind, the expression to show, array name) for every site of a function."""
     inner: set[int] = set()  # A[i] within A[i][j], and targets of A[i] += 1
     for node in ast.walk(function.tree):
+        if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, _DIVIDES):
+            yield node, "division", node.value if isinstance(node, ast.AugAssign) else node, None
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
             yield node.target, "load", node.target, _array_name(node.target)
         elif isinstance(node, ast.Subscript) and id(node) not in inner:
@@ -305,6 +309,8 @@ def _sites(function: Function) -> Iterator[tuple[ast.AST, SiteKind, ast.expr, st
                 yield node, "atomic", node, array.id if isinstance(array, ast.Name) else None
             elif name in _BARRIERS:
                 yield node, "barrier", node, None
+            elif function.resolve(node.func) is divmod:
+                yield node, "division", node, None
         elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
             yield node, "branch", node.test, None
         elif isinstance(node, ast.For):

@@ -18,8 +18,9 @@ import tilewise as tw
 from benchmarks import hopper
 from benchmarks.harness import Benchmark
 from tilewise import kernels
-from tilewise._gpu import OnGpu, Recipe
+from tilewise._gpu import OnGpu
 from tilewise._plan import Plan
+from tilewise._recipe import Recipe
 from tilewise.runtime import device
 from tilewise.runtime.launch import Launch
 

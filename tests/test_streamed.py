@@ -16,7 +16,7 @@ import tilewise as tw
 from tests.outofcore.fake_device import FakeCuda
 from tests.support import planned, small_integers
 from tests.test_gpu_plan import gpu
-from tilewise import _api, _devices, _gpu, _streamed
+from tilewise import _api, _devices, _gpu, _recipe, _streamed
 from tilewise._operand import Operand
 from tilewise.errors import BudgetError, DeviceError, OptionError
 from tilewise.outofcore import device_pipeline
@@ -38,7 +38,7 @@ def cuda(monkeypatch: Any) -> Iterator[FakeCuda]:
     """Two GPUs of 1 GiB, whose kernels are NumPy's products; every product is cut for them."""
     fake = FakeCuda(bindings, gpus=2)
     operands: dict[int, Any] = {}
-    real_recipe = _gpu.recipe
+    real_recipe = _recipe.recipe
 
     def recipe(a: Operand, b: Operand, c: Operand, batch: Any, **options: Any) -> Any:
         made = real_recipe(a, b, c, batch, **options)
@@ -69,7 +69,7 @@ def cuda(monkeypatch: Any) -> Iterator[FakeCuda]:
     monkeypatch.setattr(device, "facts", facts)
     monkeypatch.setattr(memory, "facts", facts)
     monkeypatch.setattr(device, "_primary_contexts", {0: 0, 1: 1})
-    monkeypatch.setattr(_gpu, "recipe", recipe)
+    monkeypatch.setattr(_recipe, "recipe", recipe)
     monkeypatch.setattr(_gpu, "launch", launch)
     monkeypatch.setattr(_streamed, "_STREAMED_BYTES", 0)
     _api._cached_plan.cache_clear()
@@ -411,14 +411,14 @@ def test_D7_a_plan_of_what_is_far_too_large_fits_its_budget() -> None:
 def test_kernels_of_a_schedule_are_those_of_its_own_strides(monkeypatch: Any) -> None:
     """Narrow tiles at the edge have one shape in many schedules, and the pitch of one of them."""
     made_for = {}
-    real = _gpu.recipe
+    real = _recipe.recipe
 
     def recipe(a: Operand, b: Operand, *others: Any, **options: Any) -> Any:
         made = real(a, b, *others, **options)
         made_for[id(made)] = made, a.strides, b.strides
         return made
 
-    monkeypatch.setattr(_gpu, "recipe", recipe)
+    monkeypatch.setattr(_recipe, "recipe", recipe)
     plan = planned(big(1100), big(1100), gpu=gpu(), machine=machine(4 << 20), out=big(1100))
     (part,) = plan.how.parts
     kinds = _streamed._kinds(part.schedule)

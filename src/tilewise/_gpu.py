@@ -1,31 +1,25 @@
-"""Products on a GPU: which kernels a plan launches, and launching them.
+"""Products on a GPU: planned as a recipe of launches, and put on a stream.
 
-Three families of kernels multiply: ``hopper`` (bfloat16 and float16 on Hopper's tensor cores),
-``hopper_float32`` (float32 and complex64 there) and ``portable`` (everything else, everywhere).
-Each says for a problem what is launched, in which order, with which arguments; here problems are
-made of operands, launches are prepared once a plan, and a call passes pointers. Bits depend on the
-operands and K alone, whichever family it is.
+Which kernels are launched is in `_recipe`. Launches are prepared once a plan, and a call passes
+pointers.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _recipe
 from ._arrays import check_out
 from ._operand import Operand, c_strides
-from .errors import BudgetError
-from .kernels import find, hopper_float32_plan, hopper_plan, portable_plan
-from .kernels.steps import Choice, Product, Step, Strides
+from .kernels import find
 from .numerics import bounds
 from .runtime import memory, streams
 from .runtime.arrays import DeviceArray, copied, to_device, to_host
@@ -34,63 +28,12 @@ from .runtime.launch import Launch
 
 if TYPE_CHECKING:
     from ._plan import Plan
+    from ._recipe import Recipe
 
-__all__ = [
-    "OnGpu",
-    "Prepared",
-    "Recipe",
-    "launch",
-    "multiply",
-    "plan_gpu",
-    "prepared",
-    "recipe",
-]
-
-#: Hopper's kernels count rows, columns and matrices in 32 bits, whole tiles at a time.
-_LARGEST_HOPPER_SIZE = 2**31 - 512
-
-#: The float16 parts of float32 operands may take this share of a GPU's memory; products that would
-#: take more are computed part by part, with the same bits.
-_WORKSPACE_SHARE = 8
+__all__ = ["OnGpu", "Prepared", "launch", "multiply", "plan_gpu", "prepared"]
 
 #: Alpha and beta of a plain product, and their imaginary parts; whole, so that integers take them.
 _PLAIN = (1, 0, 0, 0)
-
-Family = Literal["hopper", "hopper_float32", "portable"]
-Scheme = Literal["fp16x3", "tf32"]
-
-_HOPPER_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Recipe:
-    """How one product is computed on a GPU: launches in order, and what they need.
-
-    A recipe is equal to itself alone, so that a plan's launches are found without comparing them.
-    """
-
-    what: str  #: the product in words, for a launch that fails
-    family: Family
-    steps: tuple[Step, ...]
-    workspace_bytes: int
-    expected_us: float
-    why: str
-    offsets: tuple[tuple[int, int, int], ...]
-    """Where a, b and c begin, in bytes, for each run of the steps: batches of more than two axes
-    that do not merge take several."""
-    scheme: Scheme | None = None
-    """How float32 becomes float16 (`numerics.schemes`), where it does."""
-
-    def __str__(self) -> str:
-        names = ", ".join(dict.fromkeys(step.kernel for step in self.steps)) or "none"
-        return f"kernels    {names}; about {self.expected_us:.0f} µs"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "family": self.family,
-            "launches": [step.kernel for step in self.steps],
-            "expected_us": self.expected_us,
-        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +91,7 @@ def plan_gpu(plan: Plan, gpu: DeviceFacts, memory_bytes: int | None) -> Plan:
     if len(plan.a.shape) == 1:
         strides.insert(len(strides) - 1, 0)
     c = out._replace(shape=(*plan.batch, plan.m, plan.n), strides=tuple(strides))
-    made = recipe(
+    made = _recipe.recipe(
         operands[0].as_matrix(is_row=True),
         operands[1].as_matrix(is_row=False),
         c,
@@ -191,84 +134,6 @@ def plan_gpu(plan: Plan, gpu: DeviceFacts, memory_bytes: int | None) -> Plan:
         held_bytes=held + made.workspace_bytes,
         bits=plan.bits if plan.compute_dtype.kind in "biu" else bits,
         why=tuple(why),
-    )
-
-
-def recipe(
-    a: Operand,
-    b: Operand,
-    c: Operand,
-    batch: tuple[int, ...],
-    *,
-    what: str,
-    gpu: DeviceFacts,
-    precision: str | None,
-    updates: bool,
-    workspace_bytes: int | None,
-) -> Recipe:
-    """Return how a product of device operands is computed; pure.
-
-    Parameters
-    ----------
-    a, b, c : Operand (..., m, k), (..., k, n) and (*batch, m, n)
-        With two axes at least; c is the result, which may be of another type than the product.
-    batch : tuple of int
-        The broadcast batch axes.
-    what : str
-        The product in words.
-    gpu : DeviceFacts
-        The device.
-    precision : str, optional
-        The precision asked for by name.
-    updates : bool
-        Whether alpha and beta come with the call.
-    workspace_bytes : int, optional
-        Scratch memory allowed.
-
-    Raises
-    ------
-    DTypeError
-        If a type has no kernel.
-    BudgetError
-        If the bits of the product take more scratch memory.
-    """
-    stacks = tuple(_stack(x, batch) for x in (a, b, c))
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    axes = _merged(batch, stacks)
-    outside, (outer, inner) = axes[:-2], axes[-2:]
-    offsets = tuple(_places(outside))
-    strides = [
-        Strides(
-            outer=outer.steps[i] // x.dtype.itemsize,
-            inner=inner.steps[i] // x.dtype.itemsize,
-            row=stack[-2] // x.dtype.itemsize,
-            col=stack[-1] // x.dtype.itemsize,
-            is_aligned=x.aligned and all(places[i] % 16 == 0 for places in offsets),
-        )
-        for i, (x, stack) in enumerate(zip((a, b, c), stacks, strict=True))
-    ]
-    product = Product(
-        m=m,
-        n=n,
-        k=k,
-        a=strides[0],
-        b=strides[1],
-        c=strides[2],
-        outer=outer.size,
-        inner=inner.size,
-        updates=updates,
-    )
-    dtypes = a.dtype, b.dtype, c.dtype
-    family, choice, scheme = _choice(product, dtypes, axes, gpu, precision, workspace_bytes)
-    return Recipe(
-        what=what,
-        family=family,
-        steps=choice.steps,
-        workspace_bytes=choice.workspace_bytes,
-        expected_us=choice.expected_us * len(offsets),
-        why=choice.why,
-        offsets=offsets,
-        scheme=scheme,
     )
 
 
@@ -386,131 +251,3 @@ def prepared(made: Recipe, index: int) -> Prepared:
     """Return what puts a recipe's launches on a stream of GPU ``index``; prepared once."""
     with _preparing:
         return Prepared(made, index)
-
-
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """A batch axis, and the byte steps of a, b and c along it."""
-
-    size: int
-    steps: tuple[int, int, int]
-
-
-def _stack(x: Operand, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the byte steps along each batch axis (0 where repeated), the rows and the columns."""
-    own = [0 if n == 1 else step for n, step in zip(x.shape[:-2], x.strides[:-2], strict=True)]
-    return (*[0] * (len(batch) - len(own)), *own, *x.strides[-2:])
-
-
-def _merged(batch: tuple[int, ...], stacks: tuple[tuple[int, ...], ...]) -> list[_Axis]:
-    """Return the batch axes with neighbours made one where all steps allow it; two at least."""
-    axes: list[_Axis] = []
-    for i, size in enumerate(batch):
-        if size == 1:
-            continue
-        steps = (stacks[0][i], stacks[1][i], stacks[2][i])
-        last = axes[-1] if axes else None
-        if last and all(far == size * near for far, near in zip(last.steps, steps, strict=True)):
-            axes[-1] = _Axis(last.size * size, steps)
-        else:
-            axes.append(_Axis(size, steps))
-    return [_Axis(1, (0, 0, 0))] * (2 - len(axes)) + axes
-
-
-def _places(axes: list[_Axis]) -> Iterator[tuple[int, int, int]]:
-    for position in itertools.product(*(range(axis.size) for axis in axes)):
-        at = [(i, axis.steps) for i, axis in zip(position, axes, strict=True)]
-        a, b, c = (sum(i * steps[operand] for i, steps in at) for operand in range(3))
-        yield a, b, c
-
-
-def _choice(
-    product: Product,
-    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
-    axes: list[_Axis],
-    gpu: DeviceFacts,
-    precision: str | None,
-    workspace_bytes: int | None,
-) -> tuple[Family, Choice, Scheme | None]:
-    """Return the family whose product it is, its choice, and how float32 becomes float16."""
-    hopper = _hopper(product, dtypes, gpu)
-    if hopper is not None:
-        choice = hopper_plan.choose(hopper, gpu.multiprocessors, workspace_bytes=workspace_bytes)
-        if workspace_bytes is None or choice.workspace_bytes <= workspace_bytes:
-            launched = Choice(
-                steps=hopper_plan.launches(hopper, choice),
-                workspace_bytes=choice.workspace_bytes,
-                expected_us=choice.expected_us,
-                why=choice.why,
-            )
-            return "hopper", launched, None
-    single = _hopper_float32(product, dtypes, axes, gpu, precision)
-    if single is not None:
-        allowed = (
-            gpu.memory_bytes // _WORKSPACE_SHARE if workspace_bytes is None else workspace_bytes
-        )
-        try:
-            made = hopper_float32_plan.choose(single, gpu.multiprocessors, allowed)
-        except BudgetError as error:
-            raise BudgetError(f"{error}, or ask for precision='ieee', which takes less") from None
-        return "hopper_float32", made, "tf32" if precision == "tf32" else "fp16x3"
-    names = {f"{x}_dtype": dtype.name for x, dtype in zip("abc", dtypes, strict=True)}
-    portable = portable_plan.choose(
-        portable_plan.Problem.of(product, **names),
-        capability=gpu.capability,
-        multiprocessors=gpu.multiprocessors,
-        workspace_bytes=workspace_bytes,
-    )
-    return "portable", portable, None
-
-
-def _hopper(
-    product: Product,
-    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
-    gpu: DeviceFacts,
-) -> hopper_plan.Problem | None:
-    """Return the problem for Hopper's own kernels, if it is one of theirs."""
-    a, b, c = (dtype.name for dtype in dtypes)
-    if (
-        gpu.capability != (9, 0)
-        or a != b
-        or a not in ("bfloat16", "float16")
-        or c not in (a, "float32")
-        or not _are_counted(product.outer, product.inner, product.m, product.n, product.k)
-    ):
-        return None
-    return hopper_plan.Problem.of(product, dtype=_HOPPER_TYPES[a], out=_HOPPER_TYPES[c])
-
-
-def _hopper_float32(
-    product: Product,
-    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
-    axes: list[_Axis],
-    gpu: DeviceFacts,
-    precision: str | None,
-) -> hopper_float32_plan.Problem | None:
-    """Return the problem for Hopper's tensor cores if it is a product of float32 for them.
-
-    Whether it is does not depend on the sizes of C, since the bits do not.
-    """
-    kind = dtypes[0].char
-    if (
-        gpu.capability != (9, 0)
-        or precision == "ieee"
-        or kind not in "fF"
-        or (kind == "F" and product.updates)  # by complex numbers, which these kernels do not know
-        or not dtypes[0] == dtypes[1] == dtypes[2]
-        or product.k * (2 if kind == "F" else 1) < hopper_float32_plan.LEAST_K
-        or not _are_counted(*(axis.size for axis in axes), product.m, product.n, product.k)
-    ):
-        return None
-    return hopper_float32_plan.Problem.of(
-        product,
-        dtype="fp32" if kind == "f" else "c64",
-        precision="tf32" if precision == "tf32" else None,
-    )
-
-
-def _are_counted(*sizes: int) -> bool:
-    """Say whether Hopper's kernels can count so many of everything."""
-    return all(0 < size < _LARGEST_HOPPER_SIZE for size in sizes)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _recipe
 from ._memory import format_bytes, over_budget
 from ._operand import Operand
 from .errors import BudgetError, OptionError
@@ -26,8 +27,8 @@ from .outofcore.device_schedule import Factor, Job, Launch, Rates, Schedule
 from .outofcore.schedule import Box
 
 if TYPE_CHECKING:
-    from ._gpu import Recipe
     from ._plan import Plan
+    from ._recipe import Recipe
     from .runtime.device import DeviceFacts
 
 __all__ = ["Machine", "Streams", "faster", "multiply", "plan_streams"]
@@ -373,7 +374,7 @@ def _part(
             key = _key(schedule, launch)
             if key not in recipes:
                 try:
-                    made = _recipe(plan, schedule, launch, gpu, room)
+                    made = _launched(plan, schedule, launch, gpu, room)
                 except BudgetError:
                     return None
                 if made.family != whole.family:
@@ -409,7 +410,7 @@ def _workspace_share(plan: Plan, job: Job, gpu: DeviceFacts) -> float:
     """Return the workspace of a product of panels, for each byte of them."""
     schedule = sample(job)
     (launch,) = (x for x in schedule.operations() if isinstance(x, Launch))
-    made = _recipe(plan, schedule, launch, gpu, None)
+    made = _launched(plan, schedule, launch, gpu, None)
     return made.workspace_bytes / (schedule.a_store.nbytes + schedule.b_store.nbytes)
 
 
@@ -424,7 +425,7 @@ def _kinds(schedule: Schedule) -> list[tuple[Launch, int]]:
     return list(found.values())
 
 
-def _recipe(
+def _launched(
     plan: Plan,
     schedule: Schedule,
     launch: Launch,
@@ -432,15 +433,13 @@ def _recipe(
     room: int | None,
 ) -> Recipe:
     """Return how a launch is computed in device memory, with so much of it for workspace."""
-    from ._gpu import recipe
-
     where = f"cuda:{gpu.index}"
     layouts = schedule.layout(launch, 0), schedule.layout(launch, 1), schedule.c_layout(launch)
     a, b, c = (
         Operand(layout.shape, dtype, layout.strides, layout.offset % 16 == 0, where)
         for layout, dtype in zip(layouts, (*plan.dtypes, plan.dtype), strict=True)
     )
-    return recipe(
+    return _recipe.recipe(
         a,
         b,
         c,

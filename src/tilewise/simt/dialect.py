@@ -8,6 +8,7 @@ numba the kernel's author has imported.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from . import typing_rules
 if TYPE_CHECKING:
     from .machine import Kernel
 
-__all__ = ["INTRINSICS", "Intrinsic", "cuda", "element_type", "intrinsic_of"]
+__all__ = ["INTRINSICS", "Intrinsic", "cuda", "element_type", "english", "intrinsic_of"]
 
 _VECTORS = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 _ATOMICS = (
@@ -152,3 +153,18 @@ def element_type(value: Any) -> str | None:
         return typing_rules.type_of_dtype(np.dtype(value))
     except TypeError:
         return None
+
+
+def english(node: ast.AST) -> str:
+    """Return what a construct is called, for a message that refuses it."""
+    words = {
+        "Call": "this call", "Lambda": "a lambda", "ListComp": "a comprehension",
+        "JoinedStr": "a formatted string", "Dict": "a dictionary", "List": "a list",
+        "Set": "a set", "NamedExpr": "an assignment inside an expression", "Slice": "a slice",
+        "Starred": "a starred expression", "GeneratorExp": "a generator", "Await": "await",
+        "Yield": "yield", "Try": "try", "With": "with", "Raise": "raise", "Assert": "assert",
+        "Import": "import", "ImportFrom": "import", "FunctionDef": "a nested function",
+        "ClassDef": "a class", "Delete": "del", "Global": "global", "Nonlocal": "nonlocal",
+        "Match": "match", "AsyncFor": "async for", "AsyncWith": "async with",
+    }  # fmt: skip
+    return words.get(type(node).__name__, type(node).__name__)

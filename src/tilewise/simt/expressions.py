@@ -24,12 +24,13 @@ import numpy as np
 
 from ..errors import KernelError
 from . import typing_rules as types
+from .dialect import english
 from .events import SiteKind
 from .lanes import cast, wrap
 from .program import UNKNOWN, Function
 from .values import AnyValue, ArrayValue, Product, Region, Specialisation, TupleValue, Value
 
-__all__ = ["Expressions", "english"]
+__all__ = ["Expressions"]
 
 
 _INFIX = {"Add": "+", "Sub": "-", "Mult": "*", "BitAnd": "&", "BitOr": "|", "BitXor": "^"}
@@ -593,17 +594,3 @@ def _only_ifs_between(outer: tuple[str, ...], inner: tuple[str, ...]) -> bool:
     extra = inner[len(outer) :]
     same = inner[: len(outer)] == outer
     return same and all(not step.startswith("loop") for step in extra)
-
-
-def english(node: ast.AST) -> str:
-    words = {
-        "Call": "this call", "Lambda": "a lambda", "ListComp": "a comprehension",
-        "JoinedStr": "a formatted string", "Dict": "a dictionary", "List": "a list",
-        "Set": "a set", "NamedExpr": "an assignment inside an expression", "Slice": "a slice",
-        "Starred": "a starred expression", "GeneratorExp": "a generator", "Await": "await",
-        "Yield": "yield", "Try": "try", "With": "with", "Raise": "raise", "Assert": "assert",
-        "Import": "import", "ImportFrom": "import", "FunctionDef": "a nested function",
-        "ClassDef": "a class", "Delete": "del", "Global": "global", "Nonlocal": "nonlocal",
-        "Match": "match", "AsyncFor": "async for", "AsyncWith": "async with",
-    }  # fmt: skip
-    return words.get(type(node).__name__, type(node).__name__)

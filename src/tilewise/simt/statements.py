@@ -14,7 +14,7 @@ from typing import Literal
 
 from . import typing_rules as types
 from .calls import Calls
-from .expressions import english
+from .dialect import english
 from .flow import Liveness, assigned_names
 from .program import UNKNOWN, Function
 from .values import AnyValue, ArrayValue, Region, Specialisation, TupleValue, Value

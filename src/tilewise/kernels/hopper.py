@@ -7,7 +7,9 @@ is in ``hopper_passes``; which kernel runs when, with which tiles, in ``hopper_p
 A block is one producer warp, which keeps a ring of tiles of A and B in shared memory full, and one
 to three consumers of four warps, each of which multiplies 64 rows of the tile by wgmma and writes
 them. Blocks stay, one on each multiprocessor, and take one tile of C after the other; while
-consumers write one, the producer already loads the next.
+consumers write one, the producer already loads the next. Two blocks can be a pair, a cluster that
+computes twice the rows: each consumer has 64 in either block, and what the first block loads of B
+arrives in both, which halves what the L2 cache is asked for it.
 
 **Order of summation.** Within a chain, C[i, j] is summed by one accumulator over k, 16 terms an
 instruction, whatever the tile; so all kernels agree in every bit. How K is cut into chains depends
@@ -76,9 +78,10 @@ def multiply(
     The maps hold (outer, inner, rows, columns); A is m×k or, not A_ALONG_K, k×m; B is n×k or k×n.
     ``a_outer`` and its like are 1, or 0 where an operand has one matrix for all of a batch axis.
     """
-    work = Work(m, n, k, inner, outer * inner, gl.to_tensor(1), k, group, 64 * CONSUMERS, TILE_N)
+    rows: gl.constexpr = 64 * gl.num_ctas()
+    work = Work(m, n, k, inner, outer * inner, gl.to_tensor(1), k, group, rows * CONSUMERS, TILE_N)
     buffers: gl.constexpr = min(2, TILE_N // 64)
-    staging = gl.allocate_shared_memory(c.dtype, [buffers * CONSUMERS, 1, 1, 64, 64], c.layout)
+    staging = gl.allocate_shared_memory(c.dtype, [buffers * CONSUMERS, 1, 1, rows, 64], c.layout)
     policy: gl.constexpr = STREAMED if CONSUMERS * TILE_N >= 384 else None
     out = Mapped(c, staging, buffers, policy)
     steps = (a_outer, a_inner, b_outer, b_inner)
@@ -189,12 +192,17 @@ class Work:
 
 @gluon.aggregate
 class Ring:
-    """Tiles of A and B on their way from the producer to the consumers, and who may touch them."""
+    """Tiles of A and B on their way from the producer to the consumers, and who may touch them.
+
+    Of a pair, each block has its own ``full`` and ``empty``; what the first one loads for both
+    waits for ``both``, which is one barrier, that of the first.
+    """
 
     a: gl.shared_memory_descriptor
     b: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
+    both: gl.shared_memory_descriptor
     CONSUMERS: gl.constexpr
     STAGES: gl.constexpr
     A_ALONG_K: gl.constexpr
@@ -202,15 +210,26 @@ class Ring:
 
     @gluon.jit
     def a_tile(self, stage, CONSUMER: gl.constexpr):
-        """A consumer's 64 rows of A, as (rows, k)."""
-        tile = self.a.index(stage * self.CONSUMERS + CONSUMER).reshape([64, TILE_K])
-        return tile if self.A_ALONG_K else tile.permute((1, 0))
+        """A consumer's rows of A, as (rows, k)."""
+        tile = self.a.index(stage * self.CONSUMERS + CONSUMER)
+        if self.A_ALONG_K:
+            tile = tile.reshape([64 * gl.num_ctas(), TILE_K])
+        else:
+            tile = tile.reshape([TILE_K, 64 * gl.num_ctas()]).permute((1, 0))
+        return tile
 
     @gluon.jit
     def b_tile(self, stage):
         """B as (k, columns)."""
         tile = self.b.index(stage).reshape([self.b.shape[3], self.b.shape[4]])
         return tile.permute((1, 0)) if self.B_ALONG_K else tile
+
+    @gluon.jit
+    def free(self, stage, pred):
+        """Let go of a stage; every consumer does."""
+        mbarrier.arrive(self.empty.index(stage), count=1, pred=pred)
+        if gl.num_ctas() > 1:
+            mbarrier.arrive(self.both.index(stage), count=1, pred=pred)
 
 
 @gluon.aggregate
@@ -229,7 +248,7 @@ class Mapped:
         for i in gl.static_range(x.shape[1] // chunk):
             buffer = self.staging.index(self.BUFFERS * CONSUMER + i % self.BUFFERS)
             tma.store_wait(self.BUFFERS - 1)
-            buffer.reshape([64, chunk]).store(parts[i])
+            buffer.reshape([x.shape[0], chunk]).store(parts[i])
             fence_async_shared()
             at = [outer, inner, row, col + i * chunk]
             tma.async_store(self.c, at, buffer, cache_policy=self.POLICY)
@@ -298,18 +317,27 @@ def _multiply(
     PROMOTED: gl.constexpr,
 ):
     """Divide a block's warps into the producer and the consumers."""
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    full = mbarrier.allocate_mbarrier(batch=STAGES)
+    empty = mbarrier.allocate_mbarrier(batch=STAGES)
+    both = empty
+    if gl.num_ctas() > 1:
+        both = mbarrier.allocate_mbarrier(batch=STAGES, two_ctas=True)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=CONSUMERS)
+        if gl.num_ctas() > 1:
+            mbarrier.init(both.index(i), count=CONSUMERS)  # of each block
+    a_rows: gl.constexpr = max(64, a.block_shape[2])
     b_rows: gl.constexpr = b.block_shape[2]
     b_columns: gl.constexpr = b.block_shape[3]
     ring = Ring(
-        gl.allocate_shared_memory(a.dtype, [STAGES * CONSUMERS, 1, 1, 64, TILE_K], a.layout),
+        gl.allocate_shared_memory(
+            a.dtype, [STAGES * CONSUMERS, 1, 1, a_rows, a.block_shape[3]], a.layout
+        ),
         gl.allocate_shared_memory(b.dtype, [STAGES, 1, 1, b_rows, b_columns], b.layout),
         full,
         empty,
+        both,
         CONSUMERS,
         STAGES,
         A_ALONG_K,
@@ -363,11 +391,14 @@ def _produce(a, b, ring, work, steps, PROMOTED: gl.constexpr):
         for k in range(begin, end, TILE_K):
             full = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
+            if gl.num_ctas() > 1:
+                mbarrier.wait(ring.both.index(stage), phase)
             mbarrier.expect(full, ring.CONSUMERS * a.nbytes_per_cta + b.nbytes_per_cta)
             for i in gl.static_range(ring.CONSUMERS):
-                at = [outer * a_outer, inner * a_inner, row + 64 * i, k]
+                first = row + 64 * gl.num_ctas() * i
+                at = [outer * a_outer, inner * a_inner, first, k]
                 if not ring.A_ALONG_K:
-                    at = [outer * a_outer, inner * a_inner, k, row + 64 * i]
+                    at = [outer * a_outer, inner * a_inner, k, first]
                 tile = ring.a.index(stage * ring.CONSUMERS + i)
                 # Rows that a short tile lacks stay as they are: they reach no row that is written.
                 if a.block_shape[2] < 64:
@@ -376,13 +407,13 @@ def _produce(a, b, ring, work, steps, PROMOTED: gl.constexpr):
             at = [outer * b_outer, inner * b_inner, col, k]
             if not ring.B_ALONG_K:
                 at = [outer * b_outer, inner * b_inner, k, col]
-            tma.async_load(b, at, full, ring.b.index(stage))
+            tma.async_load(b, at, full, ring.b.index(stage), multicast=gl.num_ctas() > 1)
             stage, phase = next_stage(stage, phase, ring.STAGES)
 
 
 @gluon.jit
 def _consume(ring, work, out, alpha, CONSUMER: gl.constexpr, PROMOTED: gl.constexpr):
-    """Multiply 64 rows of each tile and write them."""
+    """Multiply 64 rows of each tile, in each block, and write them."""
     gdc_wait()
     stage = 0
     phase = 0
@@ -395,7 +426,8 @@ def _consume(ring, work, out, alpha, CONSUMER: gl.constexpr, PROMOTED: gl.conste
                 begin, end = work.span(i)
                 term, stage, phase = _chain(ring, work.TILE_N, stage, phase, begin, end, CONSUMER)
                 total += term
-        out.write(total * alpha, outer, inner, piece, row + 64 * CONSUMER, col, CONSUMER)
+        row += 64 * gl.num_ctas() * CONSUMER
+        out.write(total * alpha, outer, inner, piece, row, col, CONSUMER)
     gdc_launch_dependents()
     out.finish()
 
@@ -403,8 +435,8 @@ def _consume(ring, work, out, alpha, CONSUMER: gl.constexpr, PROMOTED: gl.conste
 @gluon.jit
 def _chain(ring, TILE_N: gl.constexpr, stage, phase, begin, end, CONSUMER: gl.constexpr):
     """Sum the products of begin <= k < end on the tensor cores; return the sum, stage, phase."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_N, 16])
-    total = gl.zeros([64, TILE_N], gl.float32, layout)
+    layout: gl.constexpr = accumulator(TILE_N, gl.num_ctas())
+    total = gl.zeros([64 * gl.num_ctas(), TILE_N], gl.float32, layout)
     last = 0
     for k in range(begin, end, TILE_K):
         mbarrier.wait(ring.full.index(stage), phase)
@@ -412,11 +444,11 @@ def _chain(ring, TILE_N: gl.constexpr, stage, phase, begin, end, CONSUMER: gl.co
         total = warpgroup_mma(a, ring.b_tile(stage), total, is_async=True)
         # One step stays in flight; the step before it has read its stage.
         total = warpgroup_mma_wait(1, deps=[total])
-        mbarrier.arrive(ring.empty.index(last), count=1, pred=k > begin)
+        ring.free(last, k > begin)
         last = stage
         stage, phase = next_stage(stage, phase, ring.STAGES)
     total = warpgroup_mma_wait(0, deps=[total])
-    mbarrier.arrive(ring.empty.index(last), count=1, pred=end > begin)
+    ring.free(last, end > begin)
     return total, stage, phase
 
 
@@ -429,13 +461,20 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
     return stage, phase
 
 
+@gluon.constexpr_function
+def accumulator(COLUMNS, BLOCKS):
+    """How four warps of each block of a cluster hold 64 rows of a sum."""
+    rows = [[1, 0]] if BLOCKS > 1 else []
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16], cga_layout=rows)
+
+
 @gluon.jit
 def columns(x, COUNT: gl.constexpr):
     """Cut an accumulator into ``COUNT`` parts of its columns; no data moves."""
     parts = (x,)
     if COUNT > 1:
         half: gl.constexpr = x.shape[1] // 2
-        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, half, 16])
+        layout: gl.constexpr = accumulator(half, gl.num_ctas())
         left, right = x.reshape([x.shape[0], 2, half]).permute((0, 2, 1)).split()
         left = gl.convert_layout(left, layout, assert_trivial=True)
         right = gl.convert_layout(right, layout, assert_trivial=True)
@@ -447,33 +486,39 @@ def _multiply_variant(kernel: Kernel) -> Variant:
     """Return what the compiler is told of a kernel that multiplies."""
     element = {"bf16": gl.bfloat16, "fp16": gl.float16}[kernel.dtype]
 
-    def tensor_map(rows: int, columns: int) -> str:
-        layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], element)
-        return f"tensordesc<{kernel.dtype}[1,1,{rows},{columns}],{layout!r}>"
+    def tensor_map(rows: int, columns: int, high: int = 1, wide: int = 1) -> str:
+        """Describe a tile by a block's part of it, and how many of those a pair has in each way."""
+        shape = [1, 1, high * rows, wide * columns]
+        parts = [[0, 0, high - 1, wide - 1]] if kernel.blocks > 1 else None
+        layout = gl.NVMMASharedLayout.get_default_for(shape, element, cga_layout=parts)
+        return f"tensordesc<{kernel.dtype}[{','.join(map(str, shape))}],{layout!r}>"
 
-    is_mapped = kernel.way == "mapped"
+    blocks = kernel.blocks
     constexprs = {
-        "CONSUMERS": kernel.rows // 64,
+        "CONSUMERS": kernel.rows // blocks // 64,
         "TILE_N": kernel.tile_n,
         "STAGES": kernel.stages,
         "A_ALONG_K": kernel.a_along_k,
         "B_ALONG_K": kernel.b_along_k,
     }
-    if not is_mapped:
+    if not kernel.is_mapped:
         constexprs["PROMOTED"] = kernel.way == "promoted"
     return _variant(
         kernel.name,
-        multiply if is_mapped else multiply_any,
+        multiply if kernel.is_mapped else multiply_any,
         {
-            "a": tensor_map(min(64, kernel.tile_m), 64),
+            "a": tensor_map(min(64, kernel.tile_m), 64, high=blocks)
+            if kernel.a_along_k
+            else tensor_map(64, 64, wide=blocks),
             "b": tensor_map(kernel.tile_n, 64)
             if kernel.b_along_k
             else tensor_map(64, kernel.tile_n),
-            "c": tensor_map(64, 64) if is_mapped else f"*{kernel.dtype}",
+            "c": tensor_map(64, 64, high=blocks) if kernel.is_mapped else f"*{kernel.dtype}",
             "alpha": "fp32",
             "beta": "fp32",
         },
         constexprs,
+        blocks,
     )
 
 
@@ -488,7 +533,12 @@ def _pass_variant(name: str, function: Any, dtype: str, tile: tuple[int, int]) -
 
 
 def _variant(
-    name: str, function: Any, types: dict[str, str], constexprs: dict[str, Any], **attrs: int
+    name: str,
+    function: Any,
+    types: dict[str, str],
+    constexprs: dict[str, Any],
+    blocks: int = 1,
+    **attrs: int,
 ) -> Variant:
     """Describe a kernel whose other arguments are strides, of 64 bits, and sizes, of 32."""
     strides = re.compile(r"(c|part|source|target)_\w+")
@@ -503,6 +553,11 @@ def _variant(
         signature=signature,
         constexprs=constexprs,
         attrs=attrs,
-        options={"num_warps": 4, "enable_fp_fusion": True, "launch_pdl": True},
+        options={
+            "num_warps": 4,
+            "num_ctas": blocks,
+            "enable_fp_fusion": True,
+            "launch_pdl": True,
+        },
         targets=("sm_90a",),
     )

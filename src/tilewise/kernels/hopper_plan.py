@@ -11,8 +11,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
 
-from .hopper_table import KERNELS, PACKED_TILE, SUMMED_TILE, Kernel, Times
+from .hopper_table import KERNELS, LINE, PACKED_TILE, SECTOR, SUMMED_TILE, Kernel, Times
 from .steps import (
     MAP_BYTES,
     MOST_BLOCKS,
@@ -51,7 +53,6 @@ WIDEST_STRIP = 64
 _TILE_K = 64
 _ITEM_BYTES = 2
 _VECTOR = MAP_BYTES // _ITEM_BYTES
-_LINE = 64  # elements in 128 bytes: rows of packed operands start on lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ class Choice:
     transposed problem. The kernel computes ``rows`` and ``cols`` of C, each from where to where;
     what is beyond them is left to ``strips``. Chains are ``piece_k`` of K long, and ``parts`` of
     them are left apart, to be added up by a launch of their own. ``group`` rows of tiles are walked
-    at a time. Microseconds and bytes are of all of it.
+    at a time, by so many ``programs``: blocks, or pairs of them. Microseconds and bytes are of all
+    of it.
     """
 
     kernel: Kernel
@@ -82,7 +84,7 @@ class Choice:
     piece_k: int
     parts: int
     group: int
-    blocks: int
+    programs: int
     expected_us: float
     workspace_bytes: int
     why: str
@@ -179,10 +181,9 @@ def _choices(
     b_along_k, b_fits = _order(p.b.transposed, p, p.n)
     how = (p.dtype, a_along_k, b_along_k)
     kernels = [k for k in KERNELS if (k.dtype, k.a_along_k, k.b_along_k) == how]
-    # Rows that straddle lines are read at half the speed: packing them too can be worth it.
-    a_breaks = (p.a.row if a_along_k else p.a.col) % _LINE != 0
-    b_breaks = (p.b.col if b_along_k else p.b.row) % _LINE != 0
-    for packs in {(not a_fits, not b_fits), (not a_fits or a_breaks, not b_fits or b_breaks)}:
+    # Rows that straddle sectors are read at half the speed: packing them too can be worth it.
+    a_straddles, b_straddles = (pitch % SECTOR != 0 for pitch in _pitches(p, kernels[0]))
+    for packs in {(not a_fits, not b_fits), (not a_fits or a_straddles, not b_fits or b_straddles)}:
         yield from _packed_choices(p, kernels, packs, is_transposed, multiprocessors, times)
 
 
@@ -203,6 +204,9 @@ def _packed_choices(
         us += times.launch_us + 2 * _operand_bytes(p, p.b, p.n) / times.memory_bytes_per_us
         b = _packed(p, p.b.transposed, p.n, kernels[0].b_along_k, room)
         p = replace(p, b=b.transposed)
+    if all(pitch % SECTOR == 0 for pitch in _pitches(p, kernels[0])):
+        # What pairs spare the L2 cache is then not missed: they were no faster.
+        kernels = [kernel for kernel in kernels if kernel.blocks == 1]
     base = Choice(
         kernel=kernels[0],
         is_transposed=is_transposed,
@@ -213,54 +217,63 @@ def _packed_choices(
         piece_k=chains(p.k)[1],
         parts=1,
         group=1,
-        blocks=1,
-        expected_us=us,
+        programs=1,
+        expected_us=0.0,
         workspace_bytes=room.nbytes,
         why="",
     )
-    strip_at: dict[tuple[tuple[int, int], tuple[int, int]], Choice] = {}
+
+    @cache
+    def part(rows: tuple[int, int], cols: tuple[int, int]) -> _Part:
+        return _part(p, replace(base, rows=rows, cols=cols))
+
+    @cache
+    def strip(rows: tuple[int, int], cols: tuple[int, int]) -> Choice:
+        every = (_single(part(rows, cols), other, multiprocessors, times) for other in kernels)
+        return min((x for x in every if x), key=lambda x: x.expected_us)
+
     for kernel in kernels:
-        bottoms = {p.m, _whole_tiles(p.m, kernel.rows)}
-        rights = {p.n, _whole_tiles(p.n, kernel.tile_n)}
-        for bottom, right in itertools.product(bottoms, rights):
-            places = [((0, p.m), (right, p.n)), ((bottom, p.m), (0, right))]
-            places = [place for place in places if all(end > begin for begin, end in place)]
-            if places and chains(p.k)[0] > 1:
-                continue
-            here = replace(base, rows=(0, bottom), cols=(0, right))
-            bulk = _single(p, kernel, here, multiprocessors, times)
+        for bottom, right in _ends(p, kernel, multiprocessors):
+            bulk = _single(part((0, bottom), (0, right)), kernel, multiprocessors, times)
             if bulk is None:
                 continue
-            for rows, cols in places:
-                if (rows, cols) not in strip_at:
-                    here = replace(base, rows=rows, cols=cols, expected_us=0.0)
-                    every = (_single(p, other, here, multiprocessors, times) for other in kernels)
-                    fastest = min((x for x in every if x), key=lambda x: x.expected_us)
-                    strip_at[rows, cols] = fastest
-            strips = [strip_at[place] for place in places]
-            us = bulk.expected_us + sum(strip.expected_us for strip in strips)
+            places = [((0, p.m), (right, p.n)), ((bottom, p.m), (0, right))]
+            strips = [strip(*place) for place in places if all(end > begin for begin, end in place)]
+            whole_us = us + bulk.expected_us + sum(each.expected_us for each in strips)
             why = f"{bulk.why}; {len(strips)} strips" if strips else bulk.why
-            yield replace(bulk, strips=tuple(strips), expected_us=us, why=why)
+            yield replace(bulk, strips=tuple(strips), expected_us=whole_us, why=why)
 
 
-def _single(
-    p: Problem, kernel: Kernel, base: Choice, multiprocessors: int, times: Times
-) -> Choice | None:
-    """Return how one kernel computes the rows and columns of ``base``, if it can."""
+class _Part(NamedTuple):
+    """What is known of a choice for rows and columns of C, and whether TMA can write them."""
+
+    base: Choice
+    product: Problem
+    is_mapped: bool
+
+
+def _part(p: Problem, base: Choice) -> _Part:
     p = _cut(p, base)
-    pieces, _ = chains(p.k)
-    is_plain = pieces == 1 and not p.updates and p.out == p.dtype
+    is_plain = chains(p.k)[0] == 1 and not p.updates and p.out == p.dtype
     # TMA reads to the element, but writes rows in whole vectors, over what lies behind C.
     is_mapped = is_plain and p.n % _VECTOR == 0 and _suits_map(p.c, p, p.m, p.n)
+    return _Part(base, p, is_mapped)
+
+
+def _single(part: _Part, kernel: Kernel, multiprocessors: int, times: Times) -> Choice | None:
+    """Return how one kernel computes a part of C, if it can."""
+    base, p, is_mapped = part
+    pieces, _ = chains(p.k)
     if (
-        (kernel.way == "mapped") != is_mapped
+        kernel.is_mapped != is_mapped
         or (kernel.way == "promoted" and pieces == 1)
-        or (kernel.tile_m < kernel.rows and p.m > kernel.tile_m)
+        or kernel.tile_m < min(p.m, 64)
     ):
         return None
     parts = pieces if kernel.way == "any" else 1
     items = math.ceil(p.m / kernel.rows) * math.ceil(p.n / kernel.tile_n)
     items *= p.outer * p.inner * parts
+    at_once = multiprocessors // kernel.blocks
     us, why = _weigh(p, kernel, parts, items, multiprocessors, times)
     parts_bytes = _parts_bytes(p, parts) if parts > 1 else 0
     return replace(
@@ -268,9 +281,9 @@ def _single(
         kernel=kernel,
         parts=parts,
         # A wave of tiles about as wide as it is high reads the least of A and B.
-        group=max(1, round(math.sqrt(multiprocessors * kernel.tile_n / kernel.rows))),
-        blocks=min(items, multiprocessors),
-        expected_us=base.expected_us + us,
+        group=max(1, round(math.sqrt(at_once * kernel.tile_n / kernel.rows))),
+        programs=min(items, at_once),
+        expected_us=us,
         workspace_bytes=base.workspace_bytes + round_up(parts_bytes, Room.STEP),
         why=why,
     )
@@ -281,21 +294,22 @@ def _weigh(
 ) -> tuple[float, str]:
     """Return the microseconds of a product without packing, and what it is bound by."""
     rows, columns = kernel.rows, kernel.tile_n
-    waves = math.ceil(items / multiprocessors)
+    at_once = multiprocessors // kernel.blocks
+    waves = math.ceil(items / at_once)
     share = multiprocessors / times.multiprocessors
-    step_us, tile_us = times.tiles[f"{rows}x{columns}"]
+    step_us, tile_us = times.tiles[kernel.tile]
     if kernel.way == "promoted":
         step_us *= times.promoted
-    if kernel.way != "mapped":
+    if not kernel.is_mapped:
         tile_us += times.any_us * rows * columns
     steps = math.ceil((chains(p.k)[1] if parts > 1 else p.k) / _TILE_K)
-    flop = 2 * waves * multiprocessors * rows * columns * steps * _TILE_K
+    # What is idle in a last wave leaves power to the others, but not all that it would take.
+    flop = (items + waves * at_once) * rows * columns * steps * _TILE_K
     moved = p.m * p.n * p.outer * p.inner * (4 if p.out == "fp32" else 2) * (1 + p.updates)
     moved += _operand_bytes(p, p.a, p.m) + _operand_bytes(p, p.b, p.n)
-    a_pitch = p.a.row if kernel.a_along_k else p.a.col
-    b_pitch = p.b.col if kernel.b_along_k else p.b.row
-    lines = kernel.tile_m * (1 if a_pitch % _LINE == 0 else times.broken_line)
-    lines += columns * (1 if b_pitch % _LINE == 0 else times.broken_line)
+    a_pitch, b_pitch = _pitches(p, kernel)
+    lines = kernel.blocks * kernel.tile_m * times.lines(a_pitch)
+    lines += columns * times.lines(b_pitch)
     us = times.launch_us
     if parts > 1:  # written while nothing is multiplied, and read
         us += times.launch_us + 2 * _parts_bytes(p, parts) / times.memory_bytes_per_us
@@ -307,8 +321,32 @@ def _weigh(
         "the L2 cache": cached / (times.cache_bytes_per_us * share),
     }
     bound_us, limit = limited_by(bounds)
-    why = f"{items} tiles of {rows}x{columns} in {waves} waves, bound by {limit}"
+    why = f"{items} tiles of {kernel.tile} in {waves} waves, bound by {limit}"
     return us + bound_us, why
+
+
+def _ends(p: Problem, kernel: Kernel, multiprocessors: int) -> Iterator[tuple[int, int]]:
+    """Yield down to which row and up to which column a kernel may go before strips begin.
+
+    It is all of C; or what whole tiles cover; or, where the last wave would be half empty at least,
+    the rows or the columns of tiles that fit into the waves before it.
+    """
+    if chains(p.k)[0] > 1:
+        yield p.m, p.n
+        return
+    bottoms = {p.m, _whole_tiles(p.m, kernel.rows)}
+    rights = {p.n, _whole_tiles(p.n, kernel.tile_n)}
+    yield from itertools.product(bottoms, rights)
+    at_once = multiprocessors // kernel.blocks
+    high, wide = math.ceil(p.m / kernel.rows), math.ceil(p.n / kernel.tile_n)
+    matrices = p.outer * p.inner
+    full, rest = divmod(high * wide * matrices, at_once)
+    if full and 0 < rest <= at_once // 2:
+        room = full * at_once // matrices
+        if room >= wide:
+            yield room // wide * kernel.rows, p.n
+        if room >= high:
+            yield p.m, room // high * kernel.tile_n
 
 
 def _whole_tiles(size: int, tile: int) -> int:
@@ -345,9 +383,9 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> It
         common[name] = _tensor(p, pointer, strides, rows, p.k, along_k)
         outer, inner = strides.stack(p.outer, p.inner)
         common |= {f"{name}_outer": int(outer > 1), f"{name}_inner": int(inner > 1)}
-    if kernel.way == "mapped":
+    if kernel.is_mapped:
         mapped: Arguments = {"c": _tensor(p, c, p.c, p.m, p.n, True), "alpha": Number(0)}
-        yield Step.of(kernel.name, part.blocks, common | mapped)
+        yield Step.of(kernel.name, part.programs, common | mapped)
         return
     out: Arguments = {
         "c": c,
@@ -358,7 +396,7 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> It
     }
     common |= {"pieces": part.parts, "piece_k": part.piece_k}
     if part.parts == 1:
-        yield Step.of(kernel.name, part.blocks, common | out | {"c_piece": 0})
+        yield Step.of(kernel.name, part.programs, common | out | {"c_piece": 0})
         return
     row = round_up(p.n, _VECTOR)
     piece, matrix = p.m * row, p.m * row * part.parts
@@ -374,7 +412,7 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> It
         "c_row": row,
         "c_col": 1,
     }
-    yield Step.of(kernel.name, part.blocks, common | apart)
+    yield Step.of(kernel.name, part.programs, common | apart)
     sums: Arguments = {
         "parts": parts,
         "part_matrix": matrix,
@@ -419,7 +457,7 @@ def _packed(p: Problem, strides: Strides, rows: int, along_k: bool, room: Room) 
     """Take room for the copy of an operand, given as rows×k; return its strides."""
     high, wide = (rows, p.k) if along_k else (p.k, rows)
     outer, inner = strides.stack(p.outer, p.inner)
-    pitch = round_up(wide, _LINE)
+    pitch = round_up(wide, LINE)
     room.take(outer * inner * high * pitch * _ITEM_BYTES)
     return Strides(
         outer=high * pitch * inner if outer > 1 else 0,
@@ -456,6 +494,13 @@ def _order(strides: Strides, p: Problem, rows: int) -> tuple[bool, bool]:
 def _suits_map(strides: Strides, p: Problem, rows: int, columns: int) -> bool:
     taken = strides.taken(p.outer, p.inner, rows, columns)
     return taken.suits_map(rows, columns, _ITEM_BYTES)
+
+
+def _pitches(p: Problem, kernel: Kernel) -> tuple[int, int]:
+    """Return how far rows of A and of B are apart, as the kernel reads them."""
+    a_pitch = p.a.row if kernel.a_along_k else p.a.col
+    b_pitch = p.b.col if kernel.b_along_k else p.b.row
+    return a_pitch, b_pitch
 
 
 def _operand_bytes(p: Problem, strides: Strides, rows: int) -> int:

@@ -2,8 +2,10 @@
 
 Needs a Hopper GPU and torch. Operands are normal; where they are smaller than the L2 cache, calls
 go round several sets of them, so that memory is read as it would be. Many calls are captured in one
-graph, whose replays are timed by events and interleaved with the other contender's. Every result is
-compared with a float32 product of the same operands before anything is timed, on NaN.
+graph, whose replays are timed by events and interleaved with the other contender's. Products that
+take a millisecond run for a while first: the clock is then what the chip's power allows, and stays
+so. Every result is compared with a float32 product of the same operands before anything is timed,
+on NaN.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ SHAPES = (
     *((4096, 4096, 64), (8192, 64, 8192), (100000, 128, 128), (128, 128, 100000)),
     *((1000, 1000, 1000), (4097, 4097, 4097), (777, 3333, 5555)),
 )
+#: Squares whose rows start on sectors of the L2 cache but not on lines, or on neither.
+ROUND = (2000, 3000, 5000, 7000, 10000)
 #: Least ratio of torch.mm's time to ours.
 LEAST = {
     (2048, 2048, 2048): 0.97,
@@ -52,6 +56,7 @@ _COLD_BYTES = 240e6  # four times the L2 cache of an H200
 _GRAPH_US = 1000.0
 _READING_MS = 3.0
 _READINGS = 15
+_WARM_MS = 200.0
 
 
 def main() -> None:
@@ -64,6 +69,8 @@ def main() -> None:
         cases = [(n, n, n, layout) for n in SQUARES for layout in ("NN", "NT", "TN")]
         cases += [(*shape, "NN") for shape in SHAPES]
         ratios = {case: against_torch(bench, *case, dtype) for case in cases}
+        for n in ROUND:
+            against_torch(bench, n, n, n, "NN", dtype)
         for (*shape, layout), ratio in ratios.items():
             least = LEAST.get(tuple(shape))
             if least is not None and (dtype == "bfloat16" or shape[0] == shape[1] == shape[2]):
@@ -204,6 +211,9 @@ def measure(
         verify(name, out)
         graphs[name] = capture([calls[i % len(calls)] for i in range(length)])
     loops = {name: max(1, round(_READING_MS / clock(graph, 1))) for name, graph in graphs.items()}
+    if length == 1:
+        for name, graph in graphs.items():
+            clock(graph, round(_WARM_MS / len(graphs) / _READING_MS) * loops[name])
     readings: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(count):
         for name in list(graphs)[:: 1 if turn % 2 else -1]:

@@ -1,9 +1,9 @@
 """Every kernel launched at least once, small enough for compute-sanitizer to watch.
 
 ``compute-sanitizer --tool racecheck python -m tests.gpu.sanitized hopper`` (or others) ends with
-the sanitizer's own summary; results are compared too. pytest is not in the way, so whatever the
-sanitizer reports is the kernels'. Which kernel a problem needs is known without a GPU:
-``tests/kernels/test_compile.py`` looks that `JOBS` leave none out.
+the sanitizer's own summary; what it reports stands below the names of kernels not run before.
+Results are compared too, and pytest is not in the way. Which kernel a problem needs is known
+without a GPU: ``tests/kernels/test_compile.py`` looks that `JOBS` leave none out.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def main(families: list[str]) -> None:
         ran: set[str] = set()
         for names, run in JOBS[family]():
             if not names <= ran:
+                print(f"{family}: {', '.join(sorted(names - ran))}", flush=True)
                 run()
                 ran |= names
         print(f"{family}: {len(ran)} kernels ran and their results are right", flush=True)

@@ -267,6 +267,23 @@ def test_E9_the_same_bits_every_time() -> None:
             np.testing.assert_array_equal(result(p, choose(p), a, b, c).view(np.uint16), first)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_E9_pairs_and_strips_of_many_waves_have_the_bits_of_single_blocks(layout: str) -> None:
+    a, b = operands(3000, 2200, 328, "fp16", layout)
+    normal(a, 1), normal(b, 2)
+    c = Stack.dense(3000, 2200, "fp16")
+    p = problem(a, b, c)
+    every = list(choices(p))
+    assert {choice.kernel.way for choice in every} == {"mapped", "paired"}
+    assert any(choice.strips for choice in every)
+    first = result(p, every[0], a, b, c)
+    np.testing.assert_allclose(first, exact(a, b), rtol=2**-10, atol=0.05)
+    for choice in every:
+        for _ in range(1 if choice.kernel.way == "mapped" else 5):
+            found = result(p, choice, a, b, c)
+            np.testing.assert_array_equal(found.view(np.uint16), first.view(np.uint16), str(choice))
+
+
 def test_a_product_that_starts_early_waits_for_the_one_before() -> None:
     n, turns = 520, 20
     rng = np.random.default_rng(0)

@@ -358,3 +358,19 @@ def test_a_result_larger_than_the_machine_is_refused_with_numbers_and_the_way_ou
     with pytest.raises(BudgetError, match=r"363.80 TiB.*np.memmap") as caught:
         tw.matmul(tall, tall.T)
     assert isinstance(caught.value, MemoryError)
+
+
+@pytest.mark.parametrize(
+    ("name", "wider"),
+    [
+        ("int4", "int8"),
+        ("uint2", "int8"),
+        ("float4_e2m1fn", "float32"),
+        ("float8_e8m0fnu", "float32"),
+    ],
+)
+def test_types_without_a_product_are_told_which_one_holds_them(name: str, wider: str) -> None:
+    narrow = np.ones((2, 2)).astype(getattr(ml_dtypes, name))
+    with pytest.raises(DTypeError, match=rf"has dtype {name}.*\.astype\(np\.{wider}\)"):
+        tw.matmul(narrow, narrow)
+    assert (tw.matmul(narrow.astype(wider), narrow.astype(wider)) == 2).all()

@@ -148,4 +148,7 @@ def _way_out(dtype: DType) -> str:
             "raw bytes, as .npy files keep bfloat16 and float8; say which it is with "
             "x.view(ml_dtypes.bfloat16)"
         )
+    if is_extension(dtype):
+        wider = "int8" if "int" in dtype.name else "float32"
+        return f"convert it to a type that holds its values, with .astype(np.{wider})"
     return "convert it to a number type first"

@@ -36,7 +36,7 @@ FRESH = (
     ((65536, 4096, 4096), 7.0, 11.0),
 )
 #: n, device memory, and at least what part of the rate of the product in the device.
-BUDGETED = ((32768, "2GiB", 0.5),)
+BUDGETED = ((32768, "2GiB", 0.5), (65536, "8GiB", 0.75))
 #: n, and at least how many times as fast two GPUs are as one.
 SHARED = ((49152, 1.5),)
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=["fresh", "budgeted", "shared"])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--most", type=int, default=1 << 31, help="elements of C at most")
+    parser.add_argument("--most", type=int, default=3 * 10**9, help="elements of C at most")
     given = parser.parse_args(arguments)
     try:
         gpus = device.count()

@@ -19,8 +19,8 @@ from tests.test_gpu_plan import gpu
 from tilewise import _api, _devices, _gpu, _recipe, _streamed
 from tilewise._operand import Operand
 from tilewise.errors import BudgetError, DeviceError, OptionError
-from tilewise.outofcore import device_pipeline
-from tilewise.runtime import device, driver, memory, pinned, transfers
+from tilewise.outofcore import device_choice, device_pipeline
+from tilewise.runtime import device, driver, memory, pinned, quick, transfers
 
 bindings = pytest.importorskip("cuda.bindings.driver")
 
@@ -66,16 +66,23 @@ def cuda(monkeypatch: Any) -> Iterator[FakeCuda]:
         return gpu_numbered(index)
 
     monkeypatch.setattr(driver, "_driver", fake)
+    monkeypatch.setattr(quick, "calls", fake.quick)
     monkeypatch.setattr(device, "facts", facts)
     monkeypatch.setattr(memory, "facts", facts)
     monkeypatch.setattr(device, "_primary_contexts", {0: 0, 1: 1})
+    monkeypatch.setattr(memory, "_pools", {})
     monkeypatch.setattr(_recipe, "recipe", recipe)
     monkeypatch.setattr(_gpu, "launch", launch)
     monkeypatch.setattr(_streamed, "_STREAMED_BYTES", 0)
+    monkeypatch.setattr(device_choice, "_PANEL_BYTES", 1)
+    monkeypatch.setattr(device_choice, "_LINE_BYTES", 1)
     _api._cached_plan.cache_clear()
     yield fake
     pinned.release()
     _api._cached_plan.cache_clear()
+    for pool in memory._pools.values():
+        pool.trim()
+    assert fake.free_bytes == [1 << 30] * 2
     assert not fake.memory
     assert not fake.events
     assert list(fake.streams) == [1]
@@ -290,7 +297,7 @@ def test_memory_that_is_gone_at_the_call_is_named_and_nothing_is_kept(cuda: Any,
         plan(a, a.T.copy())
     assert not cuda.memory
     assert (tw.matmul(a, a.T.copy(), devices="cuda:0") == a @ a.T).all()  # plans for what is left
-    cuda.free_bytes[0] = 1 << 30
+    cuda.free_bytes[0] += (1 << 30) - (1 << 20)
     assert (plan(a, a.T.copy()) == a @ a.T).all()
 
 

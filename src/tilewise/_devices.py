@@ -88,6 +88,7 @@ def machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> M
             return None
     from ._streamed import Machine
     from .runtime import device, driver
+    from .runtime.memory import kept_bytes
 
     if names is None and not driver.is_usable():
         return None
@@ -106,7 +107,10 @@ def machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> M
     return Machine(
         gpus=gpus,
         device_bytes=tuple(
-            _device_budget(device.free_bytes(gpu.index), memory, gpu.memory_bytes) for gpu in gpus
+            _device_budget(
+                device.free_bytes(gpu.index) + kept_bytes(gpu.index), memory, gpu.memory_bytes
+            )
+            for gpu in gpus
         ),
         cores=_cores(),
         is_gram=type(x) is type(y) is np.ndarray

@@ -169,8 +169,11 @@ def launch(
     stream: int,
     numbers: tuple[float, ...],
 ) -> None:
-    """Put a product on a stream, given where a, b, c and the workspace are on GPU ``index``."""
-    prepared(made, index).put(pointers, stream, numbers)
+    """Put a product on a stream of tilewise's own, on GPU ``index``, which is current.
+
+    ``pointers`` say where a, b, c and the workspace are.
+    """
+    prepared(made, index).put(pointers, stream, numbers, is_own=True)
 
 
 class Prepared:
@@ -225,15 +228,24 @@ class Prepared:
             self.put((*pointers, 0), stream, numbers)
 
     def put(
-        self, pointers: tuple[int, int, int, int], stream: int, numbers: tuple[float, ...]
+        self,
+        pointers: tuple[int, int, int, int],
+        stream: int,
+        numbers: tuple[float, ...],
+        *,
+        is_own: bool = False,
     ) -> None:
-        """Do the same with scratch memory of the caller's, at the last of the pointers."""
+        """Do the same with scratch memory of the caller's, at the last of the pointers.
+
+        ``is_own`` says that the stream is tilewise's, and its device is current.
+        """
         a, b, c, scratch = pointers
         for a_at, b_at, c_at in self._offsets:
             here = a + a_at, b + b_at, c + c_at, scratch
             for launch, operands, count, plain in self._steps:
                 given = plain if numbers is _PLAIN else numbers[:count]
-                launch(stream, tuple([here[i] for i in operands]), given)
+                put = launch.at_once if is_own else launch
+                put(stream, tuple([here[i] for i in operands]), given)
 
 
 class _Step(NamedTuple):

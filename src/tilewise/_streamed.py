@@ -42,7 +42,7 @@ _STREAMED_BYTES = 8 << 20
 _INTEGER_PIECE = 4096
 
 #: What one core copies between pageable and pinned memory, beside others; not all of 16 are felt.
-_CORE_BYTES_PER_S = 2.6e9
+_CORE_BYTES_PER_S = 3.75e9
 _MOST_CORES = 16
 
 #: What one core computes with NumPy's BLAS, by the type of the sums, and reads from memory; twice
@@ -228,7 +228,6 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
     from . import _gpu
     from .runtime import pinned, transfers
 
-    is_fresh = out is None
     result = np.empty(plan.shape, plan.dtype) if out is None else out
     c = result
     if len(plan.b.shape) == 1:
@@ -261,7 +260,9 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
             name=f"cuda:{part.index}",
             schedule=part.schedule,
             origin=part.origin,
-            open=lambda: transfers.Gpu(part.index),
+            open=lambda: transfers.Gpu(
+                part.index, part.schedule.held_bytes, part.schedule.budget_bytes
+            ),
             compute=compute,
             is_pinned=is_pinned,
         )
@@ -275,7 +276,6 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
             _carried(c),
             ring,
             streams.threads,
-            is_fresh=is_fresh,
         )
     if out is not None and not np.may_share_memory(c, out):
         np.copyto(out, c.reshape(out.shape))

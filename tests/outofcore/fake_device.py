@@ -15,11 +15,14 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from tilewise.errors import BudgetError, DeviceError
+from tilewise.runtime.quick import Quick
 
 POISON = 0xA5
 
@@ -56,6 +59,10 @@ class Lanes:
         other, number = event.lane, event.number
         if other is not None:
             self.add(lane, lambda: self._run(other, number))
+
+    def is_done(self, event: Point) -> bool:
+        with self.lock:
+            return event.lane is None or self._done[event.lane] >= event.number
 
     def finish(self, event: Point) -> None:
         """Run the lane of an event up to it; others may come further, or not.
@@ -125,6 +132,9 @@ class FakeDevice:
     def wait(self, lane: str, event: Point) -> None:
         self._lanes.wait(lane, event)
 
+    def is_done(self, event: Point) -> bool:
+        return self._lanes.is_done(event)
+
     def finish(self, event: Point) -> None:
         self._lanes.finish(event)
 
@@ -155,6 +165,16 @@ class FakeDevice:
         self._lanes.add(lane, lambda: copy_lines(*copy))
 
 
+@dataclass(eq=False)
+class _Pool:
+    """Memory of a device, of which so much as the threshold is kept when it is free."""
+
+    device: int
+    threshold: int = 0
+    reserved: int = 0
+    used: int = 0
+
+
 class FakeCuda:
     """The calls of a driver that streams of host operands make, for GPUs made of NumPy.
 
@@ -164,15 +184,21 @@ class FakeCuda:
 
     SUCCESS = 0
     OUT_OF_MEMORY = 2
+    NOT_READY = 600
 
     def __init__(self, bindings: Any, gpus: int = 1, memory_bytes: int = 1 << 30) -> None:
         self.CUresult = bindings.CUresult
-        self.CUDA_MEMCPY2D = bindings.CUDA_MEMCPY2D
         self.CUmemorytype = bindings.CUmemorytype
         self.CUpointer_attribute = bindings.CUpointer_attribute
+        self.CUmemPoolProps = bindings.CUmemPoolProps
+        self.CUmemPool_attribute = bindings.CUmemPool_attribute
+        self.CUmemAllocationType = bindings.CUmemAllocationType
+        self.CUmemLocationType = bindings.CUmemLocationType
+        self.cuuint64_t = int
         self.free_bytes = [memory_bytes] * gpus
-        self.memory: dict[int, tuple[int, Any]] = {}  # address -> device, buffer
+        self.memory: dict[int, tuple[_Pool, Any]] = {}  # address -> where it is from, buffer
         self.pinned: dict[int, int] = {}
+        self.pools: dict[int, _Pool] = {}
         self.streams: dict[int, int] = {1: 0}
         self.events: dict[int, tuple[int, Point]] = {}
         self._lanes = Lanes(7)
@@ -222,25 +248,48 @@ class FakeCuda:
         self._lanes.record(point, self._checked(stream))
         return (self.SUCCESS,)
 
+    def cuEventQuery(self, event: int) -> Any:
+        self._device()
+        return (self.SUCCESS if self._lanes.is_done(self.events[event][1]) else self.NOT_READY,)
+
     def cuEventSynchronize(self, event: int) -> Any:
         self._device()
         self._lanes.finish(self.events[event][1])
         return (self.SUCCESS,)
 
+    def cuDeviceGet(self, index: int) -> Any:
+        return self.SUCCESS, index
+
     def cuMemAllocAsync(self, nbytes: int, stream: int) -> Any:
-        device = self.streams[self._checked(stream)]
-        if nbytes > self.free_bytes[device]:
-            return self.CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
-        buffer = np.full(nbytes + 256, POISON, np.uint8)
-        address = buffer.ctypes.data + -buffer.ctypes.data % 256
-        self.free_bytes[device] -= nbytes
-        self.memory[address] = device, buffer
-        return self.SUCCESS, address
+        return self._allocate(_Pool(self.streams[self._checked(stream)]), nbytes)
+
+    def cuMemAllocFromPoolAsync(self, nbytes: int, pool: int, stream: int) -> Any:
+        self._checked(stream)
+        return self._allocate(self.pools[pool], nbytes)
 
     def cuMemFreeAsync(self, pointer: int, stream: int) -> Any:
         self._lanes.drain(self._checked(stream))
-        device, buffer = self.memory.pop(pointer)
-        self.free_bytes[device] += buffer.size - 256
+        pool, buffer = self.memory.pop(pointer)
+        pool.used -= buffer.size - 256
+        self._give_back(pool, pool.threshold)
+        return (self.SUCCESS,)
+
+    def cuMemPoolCreate(self, how: Any) -> Any:
+        handle = next(self._handles)
+        self.pools[handle] = _Pool(int(how.location.id))
+        return self.SUCCESS, handle
+
+    def cuMemPoolSetAttribute(self, pool: int, attribute: Any, value: int) -> Any:
+        assert attribute.name == "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD"
+        self.pools[pool].threshold = value
+        return (self.SUCCESS,)
+
+    def cuMemPoolGetAttribute(self, pool: int, attribute: Any) -> Any:
+        name = "used" if "USED" in attribute.name else "reserved"
+        return self.SUCCESS, getattr(self.pools[pool], name)
+
+    def cuMemPoolTrimTo(self, pool: int, nbytes: int) -> Any:
+        self._give_back(self.pools[pool], nbytes)
         return (self.SUCCESS,)
 
     def cuMemHostRegister(self, pointer: int, nbytes: int, flags: int) -> Any:
@@ -263,7 +312,7 @@ class FakeCuda:
 
     def cuMemcpy2DAsync(self, how: Any, stream: int) -> Any:
         width, lines = how.WidthInBytes, how.Height
-        is_in = how.srcMemoryType == self.CUmemorytype.CU_MEMORYTYPE_HOST
+        is_in = how.srcMemoryType == int(self.CUmemorytype.CU_MEMORYTYPE_HOST)
         source = int(how.srcHost) if is_in else int(how.srcDevice)
         target = int(how.dstDevice) if is_in else int(how.dstHost)
         assert lines == 1 or min(how.srcPitch, how.dstPitch) >= width
@@ -277,9 +326,45 @@ class FakeCuda:
     def cuGetErrorString(self, status: Any) -> Any:
         return self.SUCCESS, b"a fault"
 
+    def quick(self) -> Quick:
+        """Return the calls that are made without cuda.bindings, to the same GPUs."""
+
+        def plain(call: Callable[..., Any]) -> Any:
+            # A function of its own, whose types may be set as those of a library's are.
+            return lambda *given: int(call(*given)[0])
+
+        names = {
+            "cuEventRecord": self.cuEventRecord,
+            "cuEventQuery": self.cuEventQuery,
+            "cuStreamWaitEvent": self.cuStreamWaitEvent,
+            "cuMemcpyHtoDAsync_v2": self.cuMemcpyHtoDAsync,
+            "cuMemcpyDtoHAsync_v2": self.cuMemcpyDtoHAsync,
+            "cuMemcpy2DAsync_v2": self.cuMemcpy2DAsync,
+            "cuLaunchKernelEx": None,
+            "cuMemsetD8Async": self.cuMemsetD8Async,
+        }
+        return Quick(SimpleNamespace(**{name: plain(call) for name, call in names.items()}))
+
     def compute(self, stream: int, work: Callable[[], object]) -> None:
         """Put what stands for a kernel on a stream."""
         self._lanes.add(self._checked(stream), work)
+
+    def _allocate(self, pool: _Pool, nbytes: int) -> Any:
+        more = max(pool.used + nbytes - pool.reserved, 0)
+        if more > self.free_bytes[pool.device]:
+            return self.CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
+        self.free_bytes[pool.device] -= more
+        pool.reserved += more
+        pool.used += nbytes
+        buffer = np.full(nbytes + 256, POISON, np.uint8)
+        address = buffer.ctypes.data + -buffer.ctypes.data % 256
+        self.memory[address] = pool, buffer
+        return self.SUCCESS, address
+
+    def _give_back(self, pool: _Pool, kept: int) -> None:
+        less = max(pool.reserved - max(kept, pool.used), 0)
+        pool.reserved -= less
+        self.free_bytes[pool.device] += less
 
     def _copy(self, stream: int, host: int, *copy: int) -> Any:
         assert self._is_pinned(host), "memory that is not pinned is not copied beside others"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,20 @@ from hypothesis import strategies as st
 from tests.outofcore.fake_device import FakeDevice
 from tests.outofcore.test_device_schedule import jobs
 from tilewise.errors import BudgetError, DeviceError
+from tilewise.outofcore import device_choice
 from tilewise.outofcore.device_choice import candidates, deal, resident
 from tilewise.outofcore.device_pipeline import Share, Threads, multiply
 from tilewise.outofcore.device_schedule import Factor, Job, Schedule
+
+
+@pytest.fixture(autouse=True, scope="module")
+def panels_of_any_size() -> Iterator[None]:
+    """Cut small operands too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_choice, "_PANEL_BYTES", 1)
+        patch.setattr(device_choice, "_LINE_BYTES", 1)
+        yield
+
 
 TYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -69,7 +81,6 @@ def run(
     *,
     threads: Threads | None = None,
     out_order: str = "C",
-    is_fresh: bool = False,
     is_pinned: bool = False,
     devices: list[FakeDevice] | None = None,
     seed: int = 0,
@@ -87,7 +98,7 @@ def run(
         share_of(schedule, origin, device, is_pinned)
         for (schedule, origin), device in zip(schedules, devices, strict=True)
     ]
-    multiply(shares, a, b, out, ring, threads, is_fresh=is_fresh)
+    multiply(shares, a, b, out, ring, threads)
     assert all(device.is_closed for device in devices)
     wide_a = np.broadcast_to(a, (*a.shape[:-2], job.m, job.k)).astype(np.uint64)
     wide_b = np.broadcast_to(b, (*b.shape[:-2], job.k, job.n)).astype(np.uint64)
@@ -108,7 +119,6 @@ def test_every_schedule_gives_the_product(job: Job, which: int, seed: int, slice
         [(schedule, whole(job))],
         threads=Threads(1 + seed % 3, 1 + seed % 2, slices),
         out_order="C" if job.along_n else "F",
-        is_fresh=bool(seed % 2) and job.along_n,
         is_pinned=seed % 5 == 0,
         seed=seed,
     )
@@ -143,7 +153,7 @@ def test_operands_that_stay_are_read_once(is_gram: bool) -> None:
         job = replace(job, b=replace(job.a), a=replace(job.a))
     schedule = corner(job)
     assert schedule.read_bytes == job.m * job.k * 4 + (0 if is_gram else job.k * job.n * 4)
-    got, expected = run(job, [(schedule, whole(job))], threads=Threads(4, 4, 4096), is_fresh=True)
+    got, expected = run(job, [(schedule, whole(job))], threads=Threads(4, 4, 4096))
     np.testing.assert_array_equal(got, expected)
 
 
@@ -174,7 +184,7 @@ def test_foreign_byte_order_is_turned_on_the_way() -> None:
     threads = Threads(1, 1, 256)
     share = share_of(corner(job), whole(job), FakeDevice())
     ring = np.zeros(threads.ring_bytes, np.uint8)
-    multiply([share], a.astype(">u4"), b, out, ring, threads, is_fresh=False)
+    multiply([share], a.astype(">u4"), b, out, ring, threads)
     np.testing.assert_array_equal(out, a @ b)
 
 
@@ -206,7 +216,7 @@ def test_a_launch_that_fails_is_named_by_its_tile() -> None:
     ring, out = np.zeros(threads.ring_bytes, np.uint8), np.zeros((job.m, job.n), np.uint32)
     a, b = np.ones((job.m, job.k), np.uint32), np.ones((job.k, job.n), np.uint32)
     with pytest.raises(DeviceError, match="the device is lost") as caught:
-        multiply([replace(share, compute=compute)], a, b, out, ring, threads, is_fresh=False)
+        multiply([replace(share, compute=compute)], a, b, out, ring, threads)
     assert "computed c[" in caught.value.__notes__[0]
     assert device.is_closed
 
@@ -237,7 +247,7 @@ def test_control_c_stops_every_thread() -> None:
     a, b = np.ones((job.m, job.k), np.uint32), np.ones((job.k, job.n), np.uint32)
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
-        multiply([replace(share, compute=compute)], a, b, out, ring, threads, is_fresh=False)
+        multiply([replace(share, compute=compute)], a, b, out, ring, threads)
     assert device.is_closed
     assert threading.active_count() == before
 

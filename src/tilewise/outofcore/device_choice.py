@@ -23,8 +23,11 @@ __all__ = ["candidates", "choose", "deal", "least_bytes", "resident", "sample"]
 _GRAIN = 128
 
 #: Panels of an operand where all of it stays on the device, if both are of a size: more of them
-#: start sooner, fewer fill the device better; 16 of each are slower at any size (docs/facts.md).
-_PANELS = (8, 4)
+#: start sooner, fewer are handed over faster. Large products have time for more.
+_PANELS, _PANELS_OF_LARGE, _LARGE_BYTES = 4, 8, 1 << 30
+#: Smaller panels cost more to hand over than they gain, and lines of memory shorter than the second
+#: are slow to copy on the host (docs/facts.md).
+_PANEL_BYTES, _LINE_BYTES = 32 << 20, 8 << 10
 #: Where K is cut, this many panels of each operand are on the device: one at work, two on the way.
 _RING = 3
 
@@ -174,22 +177,38 @@ def resident(job: Job) -> Iterator[Schedule]:
         return
     a_bytes, b_bytes = job.a.nbytes(job.m, job.k), job.b.nbytes(job.n, job.k)
     skew = 1.0 if job.is_gram else math.sqrt(a_bytes / b_bytes)
-    for panels in _PANELS:
-        a_panels, b_panels = (
-            1 if panels * s < 3 else min(round(panels * s), 4 * panels) for s in (skew, 1 / skew)
+    panels = _PANELS_OF_LARGE if max(a_bytes, b_bytes) > _LARGE_BYTES else _PANELS
+    a_panels, b_panels = (
+        1 if panels * s < 2 else min(round(panels * s), 4 * panels) for s in (skew, 1 / skew)
+    )
+    least_m, least_n = _least_tile(job)
+    tile_m = even(job.m, max(count(job.m, a_panels), least_m), _GRAIN)
+    tile_n = even(job.n, max(count(job.n, b_panels), least_n), _GRAIN)
+    if job.is_gram:
+        tile_m = tile_n = max(tile_m, tile_n)
+    for c_slots in (1, 4, 2):  # all of C, or that many launches' parts of it
+        yield replace(
+            _plain(job),
+            order="corner",
+            tile_m=tile_m,
+            tile_n=tile_n,
+            a_slots=1,
+            b_slots=1,
+            c_slots=c_slots,
         )
-        tile_m = even(job.m, count(job.m, a_panels), _GRAIN)
-        tile_n = tile_m if job.is_gram else even(job.n, count(job.n, b_panels), _GRAIN)
-        for c_slots in (1, 4, 2):  # all of C, or that many launches' parts of it
-            yield replace(
-                _plain(job),
-                order="corner",
-                tile_m=tile_m,
-                tile_n=tile_n,
-                a_slots=1,
-                b_slots=1,
-                c_slots=c_slots,
-            )
+
+
+def _least_tile(job: Job) -> tuple[int, int]:
+    """Return the least m and n of tiles whose panels and lines are not small."""
+    least = []
+    for x, is_line_of_c in ((job.a, not job.along_n), (job.b, job.along_n)):
+        size = _PANEL_BYTES // max(x.nbytes(1, job.k), 1)
+        if not x.along_k:
+            size = max(size, _LINE_BYTES // x.itemsize)
+        if is_line_of_c:
+            size = max(size, _LINE_BYTES // job.sum_itemsize)
+        least.append(min(size, x.size))
+    return least[0], least[1]
 
 
 def _many(job: Job, budget_bytes: int, workspace: float) -> Iterator[Schedule]:

@@ -2,8 +2,9 @@
 
 Threads gather slices of the operands into pinned memory, from which they go to the device; the
 calling thread launches what has arrived; other threads bring results back and scatter them. NumPy
-copies outside the interpreter's lock, so they run side by side. Whatever fails, in whichever
-thread, stops the others at their next slice; all is given back before the error is raised.
+copies outside the interpreter's lock, so they run side by side; what they do between two copies is
+kept short, since it is done by one at a time. Whatever fails, in whichever thread, stops the others
+at their next slice; all is given back before the error is raised.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,16 +21,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runtime.pinned import touch_pieces
+from ..kernels.steps import round_up
 from .device_schedule import Job, Launch, Load, Schedule, Store
 from .schedule import Box
-from .slices import Slice, is_copied_directly, named, packed, slices
+from .slices import Slice, is_copied_directly, lines_of, named, packed, slices
 
 __all__ = ["Device", "Share", "Threads", "multiply"]
 
 Array = NDArray[Any]
+_Task = Callable[[], None]
+_Way = Callable[[bool], _Task | None]
 
-_LARGE_BYTES = 1 << 30
+_ALIGNMENT = 256
 _MIB = 1 << 20
 
 
@@ -42,6 +44,7 @@ class Device(Protocol):
     def event(self) -> Any: ...
     def record(self, event: Any, lane: Any, /) -> None: ...
     def wait(self, lane: Any, event: Any, /) -> None: ...
+    def is_done(self, event: Any, /) -> bool: ...
     def finish(self, event: Any, /) -> None: ...
     def copy_in(
         self, target: int, pitch: int, source: int, source_pitch: int, width: int, lines: int, /
@@ -70,8 +73,8 @@ class Share:
 class Threads:
     """How many threads a device's pipeline has, and how much each of them copies at a time.
 
-    Slices below 4 MiB cost more in hand-offs of the interpreter's lock than they gain, and 16
-    threads are more than twice as fast as 8 only above 1 GiB (docs/facts.md).
+    Slices below 8 MiB cost more in hand-offs of the interpreter's lock than they gain, and so do
+    more threads than 12 (docs/facts.md).
     """
 
     gathering: int
@@ -81,8 +84,9 @@ class Threads:
     @classmethod
     def suited(cls, moved_bytes: int, cores: int, most_bytes: int | None = None) -> Threads:
         """Return what suits a device that moves so much, on so many cores, within pinned memory."""
-        is_large = moved_bytes >= _LARGE_BYTES
-        count = min(16 if is_large else 8, max(cores, 2), max(moved_bytes // (8 * _MIB), 2))
+        most = 12 if moved_bytes >= 512 * _MIB else 8
+        count = min(most, max(cores, 2), max(moved_bytes // (8 * _MIB), 2))
+        is_large = moved_bytes >= 128 * _MIB
         half = count // 2
         made = cls(half, half, 8 * _MIB if is_large else 4 * _MIB)
         while most_bytes is not None and made.ring_bytes > most_bytes and made.slice_bytes > 4096:
@@ -112,8 +116,6 @@ def multiply(
     out: Array,
     ring: NDArray[np.uint8],
     threads: Threads,
-    *,
-    is_fresh: bool,
 ) -> None:
     """Write ``a @ b`` into ``out``, which no operand overlaps; blocks until done.
 
@@ -128,12 +130,8 @@ def multiply(
         Pinned, ``threads.ring_bytes`` for each share.
     threads : Threads
         For each share.
-    is_fresh : bool
-        Whether ``out`` is new memory, contiguous, whose pages are best made in parallel.
     """
     halt = _Halt()
-    pages = _Pages(out if is_fresh else None)
-    ready: list[Future[_Run]] = [Future() for _ in shares]
     devices: list[Device] = []
     workers: list[threading.Thread] = []
     each = threads.ring_bytes
@@ -141,30 +139,30 @@ def multiply(
     def start(role: Callable[[], None], count: int = 1) -> None:
         for _ in range(count):
             worker = threading.Thread(target=halt.guarded, args=(role,), name="tilewise-pipeline")
-            workers.append(worker)
             worker.start()
+            workers.append(worker)
 
     try:
-        for coming in ready:  # pages are made while devices are opened
-            start(partial(_work_when_ready, coming, pages), threads.scattering)
+        runs = []
         for i, share in enumerate(shares):
             devices.append(share.open())
             part = ring[i * each : (i + 1) * each]
             with devices[-1].attached():
-                run = _Run(share, devices[-1], a, b, out, part, threads, halt, pages)
-            ready[i].set_result(run)
+                runs.append(_Run(share, devices[-1], a, b, out, part, threads, halt))
+        for run in runs:
             start(partial(run.work, is_gathering=True), threads.gathering)
-        for coming in ready[1:]:
-            start(coming.result().launch)
-        halt.guarded(ready[0].result().launch)
+            start(partial(run.work, is_gathering=False), threads.scattering)
+        for run in runs[1:]:
+            start(run.launch)
+        halt.guarded(runs[0].launch)
     except BaseException as error:
         halt.stop(error)
-    for coming in ready:
-        if not coming.done():
-            coming.set_exception(_Stopped())
-    _join(workers, halt)
+    halt.join(workers)
     for device in devices:
-        halt.guarded(device.close)
+        try:
+            device.close()
+        except BaseException as error:
+            halt.stop(error)
     if halt.error is not None:
         raise halt.error
 
@@ -183,6 +181,8 @@ class _Halt:
         self.lock = threading.Lock()
         self.error: BaseException | None = None
         self._conditions: list[threading.Condition] = []
+        self._at_work = 0
+        self._may_end = threading.Condition(self.lock)
 
     def condition(self) -> threading.Condition:
         made = threading.Condition(self.lock)
@@ -206,32 +206,45 @@ class _Halt:
         self.check()
 
     def guarded(self, role: Callable[[], None]) -> None:
+        """Do what a thread is for, unless all is over before it begins."""
+        with self.lock:
+            if self.error is not None:
+                return
+            self._at_work += 1
         try:
             role()
         except _Stopped:
             pass
         except BaseException as error:
             self.stop(error)
+        finally:
+            with self.lock:
+                self._at_work -= 1
+                self._may_end.notify_all()
 
+    def join(self, workers: Sequence[threading.Thread]) -> None:
+        """Wait for everyone, however often Ctrl-C is pressed: they use the caller's memory.
 
-class _Pages:
-    """The pages of a new result, made in parallel before much is written there."""
-
-    def __init__(self, out: Array | None) -> None:
-        self._lock = threading.Lock()
-        self._pieces = iter(()) if out is None else touch_pieces(out)
-
-    def next(self) -> Callable[[], None] | None:
-        """Return what makes the next of them, or None when all are made, or being made."""
-        with self._lock:
-            piece = next(self._pieces, None)
-        return None if piece is None else partial(piece.fill, 0)
+        It may have come when a thread was started and not known yet: such a one is waited for if it
+        has begun, and does not begin if not.
+        """
+        while True:
+            try:
+                for worker in workers:
+                    worker.join()
+                with self.lock:
+                    while self._at_work:
+                        self._may_end.wait()
+                return
+            except KeyboardInterrupt as error:
+                self.stop(error)
 
 
 class _Block(NamedTuple):
     """A slice of pinned memory."""
 
     memory: NDArray[np.uint8]
+    address: int
     event: Any  #: of the last copy that uses it
 
 
@@ -241,10 +254,17 @@ class _Tile:
 
     number: int  #: of its launch
     launch: Launch
-    slices: Iterator[Slice]
-    left: int  #: slices whose copy is not on its lane yet
+    slices: deque[Slice]  #: whose copy is not on its lane yet
     is_ordered: bool = False  #: whether copies to come wait for the launch
     is_emptied: bool = False  #: whether its slot may be written, once the event has come
+
+
+class _Coming(NamedTuple):
+    """A slice of C that is copied out, or has been."""
+
+    tile: _Tile
+    part: Slice
+    block: _Block
 
 
 class _Run:
@@ -263,9 +283,8 @@ class _Run:
         ring: NDArray[np.uint8],
         threads: Threads,
         halt: _Halt,
-        pages: _Pages,
     ) -> None:
-        self._share, self._device, self._halt, self._pages = share, device, halt, pages
+        self._share, self._device, self._halt = share, device, halt
         self._may_launch, self._may_work = halt.condition(), halt.condition()
         self._schedule = schedule = share.schedule
         self._job = job = schedule.job
@@ -282,16 +301,24 @@ class _Run:
         self._slice_bytes = threads.slice_bytes
         self._a_store = schedule.a_store
         self._b_store = self._a_store if job.is_gram else schedule.b_store
-        what = f"{share.name}'s part of the product"
-        self._a = device.allocate(self._a_store.nbytes, what)
-        self._b = self._a if job.is_gram else device.allocate(self._b_store.nbytes, what)
-        self._c = device.allocate(schedule.c_slots * schedule.c_slot_bytes, what)
-        workspace = schedule.workspace_bytes
-        self._workspace = device.allocate(workspace, what) if workspace else 0
+        sizes = (
+            self._a_store.nbytes,
+            0 if job.is_gram else self._b_store.nbytes,
+            schedule.c_slots * schedule.c_slot_bytes,
+            schedule.workspace_bytes,
+        )
+        starts = itertools.accumulate((round_up(size, _ALIGNMENT) for size in sizes), initial=0)
+        # One stretch for all: a driver takes memory for each in steps of 32 MiB.
+        *places, nbytes = starts
+        base = device.allocate(nbytes, f"{share.name}'s part of the product")
+        self._a, self._b, self._c, self._workspace = (base + place for place in places)
+        if job.is_gram:
+            self._b = self._a
         coming, going = threads.blocks
-        size = threads.slice_bytes
+        size, start = threads.slice_bytes, ring.ctypes.data
         blocks = [
-            _Block(ring[i * size : (i + 1) * size], device.event()) for i in range(coming + going)
+            _Block(ring[at : at + size], start + at, device.event())
+            for at in range(0, (coming + going) * size, size)
         ]
         self._free_in, self._free_out = deque(blocks[:coming]), deque(blocks[coming:])
         self._loaded = [device.event() for _ in self._loads]
@@ -299,14 +326,15 @@ class _Run:
         self._emptied = [device.event() for _ in range(schedule.c_slots)]
         self._is_direct = tuple(share.is_pinned(x) for x in self._sources)
         self._out_is_direct = share.is_pinned(self._out)
-        parts = [list(self._slices_of(load)) for load in self._loads]
-        self._to_gather = deque((i, each) for i, those in enumerate(parts) for each in those)
-        self._slices_left = [len(those) for those in parts]  # of loads, not on their lane yet
-        self._is_loaded = [False] * len(parts)
-        self._is_ordered = [False] * len(parts)  # whether copies wait for the last reader
+        self._slices_left = [0] * len(self._loads)  # not on their lane yet
+        self._is_loaded = [False] * len(self._loads)
+        self._is_ordered = [False] * len(self._loads)  # whether copies wait for the last reader
+        self._to_gather = self._all_slices()
+        self._next_slice = next(self._to_gather, None)
         self._loads_done = 0  # loads before this are on their lane
         self._launches_done = 0
         self._tiles: deque[_Tile] = deque()
+        self._coming: deque[_Coming] = deque()
         self._in_slot: list[_Tile | None] = [None] * schedule.c_slots
 
     def launch(self) -> None:
@@ -327,8 +355,11 @@ class _Run:
 
     def work(self, *, is_gathering: bool) -> None:
         """Copy what there is to copy, operands or results first, until all is done."""
+        ways: list[_Way] = [self._next_in, self._next_out]
+        if not is_gathering:
+            ways.reverse()
         with self._device.attached():
-            while (task := self._next(is_gathering)) is not None:
+            while (task := self._next(ways)) is not None:
                 task()
 
     def _launch(self, number: int, launch: Launch, before: _Tile | None) -> None:
@@ -342,114 +373,139 @@ class _Run:
         b = self._b + schedule.layout(launch, 1).offset
         self._share.compute(device, launch, (a, b, c, self._workspace))
         device.record(self._launched[number], "compute")
-        parts = list(self._slices_from(launch)) if launch.is_last else []
+        tile = _Tile(number, launch, deque(self._slices_from(launch))) if launch.is_last else None
         with self._halt.lock:
             self._launches_done = number + 1
-            if launch.is_last:
-                tile = _Tile(number, launch, iter(parts), len(parts))
+            if tile is not None:
                 self._tiles.append(tile)
                 if not schedule.holds_c:
                     self._in_slot[launch.c_slot] = tile
+                self._copy_out()
             if self._launches_done == len(self._launches):
                 self._may_work.notify_all()
             else:
-                self._may_work.notify(len(parts) + 1)
+                self._may_work.notify()
 
-    def _next(self, is_gathering: bool) -> Callable[[], None] | None:
+    def _next(self, ways: list[_Way]) -> _Task | None:
         """Return what a thread is to do now, when there is something; None when all is given out.
 
-        A thread that is woken wakes another if there is more: each sleeps until it is needed.
+        What need not be waited for comes first. A thread that is woken wakes another if there is
+        more: each sleeps until it is needed.
         """
-        kinds = [self._pages.next, self._next_out, self._next_in]
-        if is_gathering:
-            kinds = [self._next_in, self._pages.next, self._next_out]
         with self._halt.lock:
             while True:
                 self._halt.check()
-                for kind in kinds:
-                    if (task := kind()) is not None:
-                        if self._may_gather():
+                for may_wait, way in itertools.product((False, True), ways):
+                    if (task := way(may_wait)) is not None:
+                        if self._may_gather() or self._coming:
                             self._may_work.notify()
                         return task
-                if self._launches_done == len(self._launches):
+                if self._is_all_given():
+                    self._may_work.notify()
                     return None
                 self._halt.wait(self._may_work)
 
+    def _is_all_given(self) -> bool:
+        is_out = not self._tiles and not self._coming
+        return is_out and self._launches_done == len(self._launches)
+
     def _may_gather(self) -> bool:
         """Say whether there is a slice to gather, and pinned memory and a slot to take it."""
-        if not self._to_gather or not self._free_in:
+        if self._next_slice is None or not self._free_in:
             return False
-        return self._loads[self._to_gather[0][0]].after < self._launches_done
+        return self._loads[self._next_slice[0]].after < self._launches_done
 
-    def _next_in(self) -> Callable[[], None] | None:
-        if not self._may_gather():
+    def _next_in(self, may_wait: bool) -> _Task | None:
+        if not self._may_gather() or self._next_slice is None:
             return None
-        return partial(self._gather, *self._to_gather.popleft(), self._free_in.popleft())
+        block = self._free_block(may_wait)
+        if block is None:
+            return None
+        number, part = self._next_slice
+        self._next_slice = next(self._to_gather, None)
+        return partial(self._gather, number, part, block)
 
-    def _next_out(self) -> Callable[[], None] | None:
-        while self._tiles:
-            tile = self._tiles[0]
-            part = next(tile.slices, None)
-            if part is not None:
-                return partial(self._scatter, tile, part, self._free_out.popleft())
-            self._tiles.popleft()
+    def _free_block(self, may_wait: bool) -> _Block | None:
+        """Take the block that was copied from last, which is in the cache, or is free first."""
+        if may_wait:
+            return self._free_in.popleft()
+        for at in range(len(self._free_in) - 1, -1, -1):
+            block = self._free_in[at]
+            if self._device.is_done(block.event):
+                del self._free_in[at]
+                return block
         return None
+
+    def _next_out(self, may_wait: bool) -> _Task | None:
+        if not self._coming:
+            return None
+        if not may_wait and not self._device.is_done(self._coming[0].block.event):
+            return None
+        return partial(self._scatter, self._coming.popleft())
 
     def _gather(self, number: int, part: Slice, block: _Block) -> None:
         """Bring a slice of an operand to the device."""
         device, load = self._device, self._loads[number]
         with self._noted("was given", "ab"[load.side], load.box):
             device.finish(block.event)
-            source = part.host
-            if not self._is_direct[load.side] or not is_copied_directly(source):
-                source = packed(block.memory, source)
-                np.copyto(source, part.host)
+            address, pitch = block.address, part.width_bytes
+            if self._is_direct[load.side] and is_copied_directly(part.host):
+                address, pitch = lines_of(part.host)
+            else:
+                np.copyto(packed(block.memory, part.host), part.host)
             if load.after >= 0 and not self._is_ordered[number]:
                 device.wait("in", self._launched[load.after])
                 self._is_ordered[number] = True
-            address, pitch = _lines_of(source)
             device.copy_in(part.place, part.pitch, address, pitch, part.width_bytes, part.lines)
             device.record(block.event, "in")
         with self._halt.lock:
             self._free_in.append(block)
-            self._may_work.notify()
             self._slices_left[number] -= 1
-            is_last = self._slices_left[number] == 0
-        if is_last:
+            if self._slices_left[number] > 0:
+                return
             device.record(self._loaded[number], "in")
-            with self._halt.lock:
-                self._is_loaded[number] = True
-                while self._loads_done < len(self._loads) and self._is_loaded[self._loads_done]:
-                    self._loads_done += 1
-                self._may_launch.notify()
+            self._is_loaded[number] = True
+            while self._loads_done < len(self._loads) and self._is_loaded[self._loads_done]:
+                self._loads_done += 1
+            self._may_launch.notify()
 
-    def _scatter(self, tile: _Tile, part: Slice, block: _Block) -> None:
-        """Bring a slice of C back to the host."""
+    def _copy_out(self) -> None:
+        """Put copies of what is finished on their lane, as far as there is pinned memory for it.
+
+        Holding the lock, since slices are waited for in the order of the lane.
+        """
         device = self._device
-        with self._noted("gave back", "c", tile.launch.c):
-            target = part.host
-            is_direct = self._out_is_direct and is_copied_directly(target)
-            if not is_direct:
-                target = packed(block.memory, target)
-            if not tile.is_ordered:
-                device.wait("out", self._launched[tile.number])
-                tile.is_ordered = True
-            address, pitch = _lines_of(target)
-            device.copy_out(address, pitch, part.place, part.pitch, part.width_bytes, part.lines)
-            device.record(block.event, "out")
-            with self._halt.lock:
-                tile.left -= 1
-                is_last = tile.left == 0
-            if is_last:
-                device.record(self._emptied[tile.launch.c_slot], "out")
-                with self._halt.lock:
+        while self._tiles and self._free_out:
+            tile = self._tiles[0]
+            part, block = tile.slices.popleft(), self._free_out.pop()  # the one last read
+            with self._noted("gave back", "c", tile.launch.c):
+                address, pitch = block.address, part.width_bytes
+                if self._out_is_direct and is_copied_directly(part.host):
+                    address, pitch = lines_of(part.host)
+                if not tile.is_ordered:
+                    device.wait("out", self._launched[tile.number])
+                    tile.is_ordered = True
+                device.copy_out(
+                    address, pitch, part.place, part.pitch, part.width_bytes, part.lines
+                )
+                device.record(block.event, "out")
+                self._coming.append(_Coming(tile, part, block))
+                if not tile.slices:
+                    self._tiles.popleft()
+                    device.record(self._emptied[tile.launch.c_slot], "out")
                     tile.is_emptied = True
                     self._may_launch.notify()
-            device.finish(block.event)
-            if not is_direct:
-                np.copyto(part.host, target)
+
+    def _scatter(self, coming: _Coming) -> None:
+        """Bring a slice of C, once it is in pinned memory, to where it belongs."""
+        tile, part, block = coming
+        with self._noted("gave back", "c", tile.launch.c):
+            self._device.finish(block.event)
+            if not (self._out_is_direct and is_copied_directly(part.host)):
+                np.copyto(part.host, packed(block.memory, part.host))
         with self._halt.lock:
             self._free_out.append(block)
+            self._copy_out()
 
     @contextmanager
     def _noted(self, doing: str, name: str, box: Box) -> Iterator[None]:
@@ -459,6 +515,14 @@ class _Run:
         except Exception as error:
             error.add_note(f"while {self._share.name} {doing} {named(name, box)}")
             raise
+
+    def _all_slices(self) -> Iterator[tuple[int, Slice]]:
+        """Yield the slices of all loads in order, each with the number of its load."""
+        for number, load in enumerate(self._loads):
+            parts = list(self._slices_of(load))
+            self._slices_left[number] = len(parts)
+            for part in parts:
+                yield number, part
 
     def _slices_of(self, load: Load) -> Iterator[Slice]:
         x = self._job.b if load.side else self._job.a
@@ -477,19 +541,6 @@ class _Run:
         if not self._job.along_n:
             target = target.swapaxes(-1, -2)
         yield from slices(target, base, store, self._slice_bytes)
-
-
-def _work_when_ready(run: Future[_Run], pages: _Pages) -> None:
-    """Make pages until there is a device, and then work there, at results first."""
-    while not run.done() and (task := pages.next()) is not None:
-        task()
-    run.result().work(is_gathering=False)
-
-
-def _lines_of(x: Array) -> tuple[int, int]:
-    """Return where the lines of a slice begin, and the bytes from one to the next."""
-    address = int(x.__array_interface__["data"][0])
-    return address, x.strides[-2] if x.shape[-2] > 1 else x.shape[-1] * x.dtype.itemsize
 
 
 def _part(x: Array, job: Job, side: int, origin: Box) -> Array:
@@ -513,13 +564,3 @@ def _loads_before(operations: list[Load | Launch]) -> Iterator[int]:
 
 def _place(base: int, store: Store, slot: int, at: int, by_lines: bool) -> int:
     return base + slot * store.slot_bytes + at * (store.pitch if by_lines else store.itemsize)
-
-
-def _join(workers: list[threading.Thread], halt: _Halt) -> None:
-    """Wait for every thread, however often Ctrl-C is pressed: they use the caller's memory."""
-    for worker in workers:
-        while worker.ident is not None and worker.is_alive():
-            try:
-                worker.join()
-            except KeyboardInterrupt as error:
-                halt.stop(error)

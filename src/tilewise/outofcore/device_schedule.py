@@ -42,12 +42,12 @@ class Rates:
     """What a machine does in a second; those of an H200 and 16 cores (docs/facts.md).
 
     ``host_bytes`` counts what threads copy between pageable and pinned memory, both ways together,
-    and what they touch first.
+    and the pages of new memory that are made on the way.
     """
 
     bus_bytes: float = 52e9
-    host_bytes: float = 42e9
-    start_s: float = 8e-3  #: threads, streams and buffers, and giving them back
+    host_bytes: float = 60e9
+    start_s: float = 5e-3  #: threads, streams and buffers, and giving them back
     launch_s: float = 1e-4  #: to hand a launch and its panels from thread to thread
     multiprocessors: int = 132
     device_bytes: float = 4e12  #: of the device's memory, read and written

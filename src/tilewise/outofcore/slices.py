@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .device_schedule import Store
 from .schedule import Box
 
-__all__ = ["Slice", "is_copied_directly", "named", "packed", "slices"]
+__all__ = ["Slice", "is_copied_directly", "lines_of", "named", "packed", "slices"]
 
 Array = NDArray[Any]
 
@@ -27,13 +27,8 @@ class Slice(NamedTuple):
     place: int  #: on the device
     pitch: int
 
-    @property
-    def lines(self) -> int:
-        return math.prod(self.host.shape[:-1])
-
-    @property
-    def width_bytes(self) -> int:
-        return int(self.host.shape[-1]) * self.host.dtype.itemsize
+    lines: int
+    width_bytes: int
 
 
 def slices(host: Array, base: int, store: Store, most_bytes: int) -> Iterator[Slice]:
@@ -56,7 +51,14 @@ def slices(host: Array, base: int, store: Store, most_bytes: int) -> Iterator[Sl
         for size, part in zip(host.shape[:-2], box[:-2], strict=True):
             matrix = matrix * size + part.start
         line = matrix * store.lines + box[-2].start
-        yield Slice(host[box], base + line * store.pitch + box[-1].start * item, store.pitch)
+        cut = host[box]
+        yield Slice(
+            cut,
+            base + line * store.pitch + box[-1].start * item,
+            store.pitch,
+            math.prod(cut.shape[:-1]),
+            cut.shape[-1] * item,
+        )
 
 
 def _boxes(sizes: Sequence[int], most: int) -> Iterator[Box]:
@@ -89,6 +91,12 @@ def is_copied_directly(x: Array) -> bool:
     line, step = x.strides[-2:]
     width = x.shape[-1] * x.dtype.itemsize
     return (x.shape[-1] == 1 or step == x.dtype.itemsize) and (x.shape[-2] == 1 or line >= width)
+
+
+def lines_of(x: Array) -> tuple[int, int]:
+    """Return where the lines of a slice begin, and the bytes from one to the next."""
+    address = int(x.__array_interface__["data"][0])
+    return address, x.strides[-2] if x.shape[-2] > 1 else x.shape[-1] * x.dtype.itemsize
 
 
 def named(name: str, box: Box) -> str:

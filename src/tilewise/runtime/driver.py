@@ -15,11 +15,14 @@ from typing import Any
 
 from tilewise.errors import DeviceError
 
-__all__ = ["LEAST_VERSION", "check", "error_text", "is_usable", "probe", "require"]
+__all__ = ["LEAST_VERSION", "LIBRARY", "check", "error_text", "is_usable", "probe", "require"]
 
 #: The least driver, as cuDriverGetVersion counts: CUDA 13.0, which is release 580. Kernels for
 #: sm_90a and above come from an assembler of CUDA 13, whose cubins no older driver loads.
 LEAST_VERSION = 13000
+
+#: The name by which the system finds the driver.
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 _SUCCESS = 0
 _NOT_INITIALIZED = 3
@@ -70,12 +73,11 @@ def probe(load: Callable[[str], Any] = ctypes.CDLL) -> int:
     DeviceError
         If the driver is missing, too old, has no device or does not start.
     """
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        library = load(name)
+        library = load(LIBRARY)
     except OSError:
         raise DeviceError(
-            f"there is no NVIDIA driver on this machine ({name} was not found); install one of "
+            f"there is no NVIDIA driver on this machine ({LIBRARY} was not found); install one of "
             "release 580 or later, or use devices='cpu'"
         ) from None
     status = int(library.cuInit(0))

@@ -14,7 +14,7 @@ from tilewise.errors import DeviceError
 from tilewise.kernels import Built, Parameter
 from tilewise.kernels.steps import Argument, Tensor
 
-from . import driver
+from . import driver, quick
 from .arguments import Packed
 from .device import current, facts, primary_context
 
@@ -96,17 +96,12 @@ class Launch:
         is_elsewhere = int(cuda.cuCtxGetCurrent()[1]) != self._context
         if is_elsewhere:
             cuda.cuCtxPushCurrent(self._context)
-        packed = self._packed
         try:
             with self._lock:
-                if pointers != packed.pointers:
-                    packed.point(pointers)
-                if numbers is not packed.numbers:
-                    packed.set_numbers(numbers)
-                if stream != self._stream:
-                    self._config.hStream = cuda.CUstream(stream)
-                    self._stream = stream
-                (status,) = cuda.cuLaunchKernelEx(self._config, self._function, packed.address, 0)
+                self._describe(stream, pointers, numbers)
+                (status,) = cuda.cuLaunchKernelEx(
+                    self._config, self._function, self._packed.address, 0
+                )
         except DeviceError as error:
             raise self._failure(str(error)) from None
         finally:
@@ -114,6 +109,19 @@ class Launch:
                 cuda.cuCtxPopCurrent()
         if status != 0:
             raise self._failure(driver.error_text(status))
+
+    def at_once(self, stream: int, pointers: tuple[int, ...], numbers: tuple[float, ...]) -> None:
+        """Do the same on a stream of tilewise's own, where the device is current (see `quick`)."""
+        try:
+            with self._lock:
+                self._describe(stream, pointers, numbers)
+                status = quick.calls().launch(
+                    self._config.getPtr(), int(self._function), self._packed.address, 0
+                )
+        except DeviceError as error:
+            raise self._failure(str(error)) from None
+        if status != 0:
+            raise self._failure(driver.error_text(driver.require().CUresult(status)))
 
     def finish(self, stream: int) -> None:
         """Wait for a stream, and raise what went wrong there as this kernel's doing.
@@ -127,6 +135,17 @@ class Launch:
             status = cuda.cuStreamSynchronize(stream)[0]
         if status != 0:
             raise self._failure(driver.error_text(status))
+
+    def _describe(self, stream: int, pointers: tuple[int, ...], numbers: tuple[float, ...]) -> None:
+        """Write what differs from the last launch."""
+        packed = self._packed
+        if pointers != packed.pointers:
+            packed.point(pointers)
+        if numbers is not packed.numbers:
+            packed.set_numbers(numbers)
+        if stream != self._stream:
+            self._config.hStream = driver.require().CUstream(stream)
+            self._stream = stream
 
     def _encode(self, parameter: Parameter, tensor: Tensor) -> Any:
         """Return the tensor map of an array whose address is still to come."""

@@ -6,11 +6,11 @@ as it runs.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from tilewise._memory import format_bytes
 from . import driver
 from .device import current
 
-__all__ = ["Pinned", "held_bytes", "lend", "release", "touch", "touch_pieces"]
+__all__ = ["Pinned", "held_bytes", "lend", "release", "touch"]
 
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every GPU of the process
 
@@ -112,19 +112,17 @@ def release() -> None:
 def touch(memory: NDArray[np.uint8], threads: int = 8) -> None:
     """Make the pages of new memory, in several threads."""
     with ThreadPoolExecutor(threads, "tilewise-touch") as pool:
-        for _ in pool.map(_touch, touch_pieces(memory)):
+        for _ in pool.map(memory.__setitem__, touch_pieces(memory), itertools.repeat(0)):
             pass
 
 
-def touch_pieces(memory: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
-    """Yield the pieces of a contiguous array to touch, one thread each: whole huge pages."""
-    flat = memory.reshape(-1).view(np.uint8)
+def touch_pieces(memory: NDArray[np.uint8]) -> Iterator[slice]:
+    """Yield the pieces of new memory to write to, one thread each: a place in each of their pages.
+
+    All but the first begin with a huge page.
+    """
     start = 0
-    stop = -flat.ctypes.data % _HUGE_PAGE + _TOUCHED_AT_ONCE
-    while start < flat.size:
-        yield flat[start:stop:_PAGE]
+    stop = -memory.ctypes.data % _HUGE_PAGE + _TOUCHED_AT_ONCE
+    while start < memory.size:
+        yield slice(start, min(stop, memory.size), _PAGE)
         start, stop = stop, stop + _TOUCHED_AT_ONCE
-
-
-def _touch(piece: NDArray[np.uint8]) -> None:
-    piece[...] = 0

@@ -7,11 +7,15 @@ back by `close`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
-from . import driver
+from tilewise.errors import DeviceError
+
+from . import driver, quick, streams
 from .device import current
-from .memory import Memory, allocate
+from .memory import Memory, allocate, pool
 
 __all__ = ["Event", "Gpu", "Lane", "is_pinned"]
 
@@ -19,7 +23,7 @@ Lane = Literal["in", "compute", "out"]
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the default stream
 _SLEEPING = 1 | 2  # CU_EVENT_BLOCKING_SYNC and CU_EVENT_DISABLE_TIMING
-_HOST = 1  # CU_MEMORYTYPE_HOST
+_HOST, _DEVICE = 1, 2  # CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE
 
 
 class Event:
@@ -27,7 +31,7 @@ class Event:
 
     __slots__ = ("handle", "is_recorded")
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: int) -> None:
         self.handle = handle
         self.is_recorded = False
 
@@ -35,24 +39,23 @@ class Event:
 class Gpu:
     """The lanes of one GPU, and the memory that one product takes there.
 
-    A thread calls `record`, `wait`, `finish`, `copy_in`, `copy_out` and `zero` while it is
-    `attached`: making the device current for each of them would double what they cost, and each
-    change of the thread that holds the interpreter's lock costs more still. None but `finish` and
-    `close` waits.
+    A thread is `attached` while it calls any of `record` to `zero`: making the device current for
+    each call would double what it costs. Only `finish` and `close` wait.
     """
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, needed_bytes: int, most_bytes: int) -> None:
         self.index = index
         self._memory: list[Memory] = []
         self._events: list[Event] = []
         self._streams: dict[Lane, int] = {}
-        self._cuda = driver.require()
+        self._cuda, self._quick = driver.require(), quick.calls()
         lanes: tuple[Lane, ...] = ("in", "compute", "out")
         try:
             with current(index) as cuda:
                 for lane in lanes:
                     stream = driver.check(cuda.cuStreamCreate(_NON_BLOCKING), "making a stream")
                     self._streams[lane] = int(stream)
+            pool(index).make_room(needed_bytes, most_bytes)
         except BaseException:
             self.close()
             raise
@@ -67,7 +70,7 @@ class Gpu:
 
     def allocate(self, nbytes: int, what: str) -> int:
         """Return a pointer to memory that every lane may use; `BudgetError` if there is none."""
-        memory = allocate(nbytes, self.index, self._streams["in"], what)
+        memory = allocate(nbytes, self.index, self._streams["in"], what, pool(self.index))
         self._memory.append(memory)
         with self.attached():
             ready = self.event()
@@ -77,83 +80,107 @@ class Gpu:
         return memory.pointer
 
     def event(self) -> Event:
-        event = Event(driver.check(self._cuda.cuEventCreate(_SLEEPING), "making an event"))
+        made = int(driver.check(self._cuda.cuEventCreate(_SLEEPING), "making an event"))
+        event = Event(made)
         self._events.append(event)
         return event
 
     def record(self, event: Event, lane: Lane) -> None:
         """Let an event stand for all that is on a lane now."""
-        status = self._cuda.cuEventRecord(event.handle, self._streams[lane])
-        driver.check(status, "ordering copies")
+        self._check(self._quick.record(event.handle, self._streams[lane]), "ordering copies")
         event.is_recorded = True
 
     def wait(self, lane: Lane, event: Event) -> None:
         """Let what comes on a lane wait for an event."""
-        status = self._cuda.cuStreamWaitEvent(self._streams[lane], event.handle, 0)
-        driver.check(status, "ordering copies")
+        self._check(self._quick.wait(self._streams[lane], event.handle, 0), "ordering copies")
+
+    def is_done(self, event: Event) -> bool:
+        """Say whether an event has come; one that was never recorded has."""
+        return not event.is_recorded or self._quick.query(event.handle) == 0
 
     def finish(self, event: Event) -> None:
         """Sleep until an event has come; one that was never recorded has."""
-        if event.is_recorded:
-            status = self._cuda.cuEventSynchronize(event.handle)
-            driver.check(status, f"waiting for cuda:{self.index}")
+        if not self.is_done(event):
+            (status,) = self._cuda.cuEventSynchronize(event.handle)
+            driver.check((status,), f"waiting for cuda:{self.index}")
 
     def copy_in(
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, lines: int
     ) -> None:
         """Copy lines of ``width`` bytes from pinned host memory to the device."""
-        cuda, stream = self._cuda, self._streams["in"]
+        stream = self._streams["in"]
         if target_pitch == source_pitch == width:
-            status = cuda.cuMemcpyHtoDAsync(target, source, width * lines, stream)
+            status = self._quick.copy_in(target, source, width * lines, stream)
         else:
-            how = cuda.CUDA_MEMCPY2D()
-            how.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
-            how.srcHost, how.srcPitch = source, source_pitch
-            how.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
-            how.dstDevice, how.dstPitch = target, target_pitch
-            how.WidthInBytes, how.Height = width, lines
-            status = cuda.cuMemcpy2DAsync(how, stream)
-        driver.check(status, f"copying {width * lines} bytes to cuda:{self.index}")
+            how = quick.Copy2D(
+                srcMemoryType=_HOST,
+                srcHost=source,
+                srcPitch=source_pitch,
+                dstMemoryType=_DEVICE,
+                dstDevice=target,
+                dstPitch=target_pitch,
+                WidthInBytes=width,
+                Height=lines,
+            )
+            status = self._quick.copy_lines(how, stream)
+        self._check(status, "copying in")
 
     def copy_out(
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, lines: int
     ) -> None:
         """Copy lines of ``width`` bytes from the device to pinned host memory."""
-        cuda, stream = self._cuda, self._streams["out"]
+        stream = self._streams["out"]
         if target_pitch == source_pitch == width:
-            status = cuda.cuMemcpyDtoHAsync(target, source, width * lines, stream)
+            status = self._quick.copy_out(target, source, width * lines, stream)
         else:
-            how = cuda.CUDA_MEMCPY2D()
-            how.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
-            how.srcDevice, how.srcPitch = source, source_pitch
-            how.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
-            how.dstHost, how.dstPitch = target, target_pitch
-            how.WidthInBytes, how.Height = width, lines
-            status = cuda.cuMemcpy2DAsync(how, stream)
-        driver.check(status, f"copying {width * lines} bytes from cuda:{self.index}")
+            how = quick.Copy2D(
+                srcMemoryType=_DEVICE,
+                srcDevice=source,
+                srcPitch=source_pitch,
+                dstMemoryType=_HOST,
+                dstHost=target,
+                dstPitch=target_pitch,
+                WidthInBytes=width,
+                Height=lines,
+            )
+            status = self._quick.copy_lines(how, stream)
+        self._check(status, "copying out")
 
     def zero(self, pointer: int, nbytes: int) -> None:
         """Set memory to 0 on the lane of kernels."""
-        status = self._cuda.cuMemsetD8Async(pointer, 0, nbytes, self._streams["compute"])
-        driver.check(status, f"clearing memory of cuda:{self.index}")
+        status = self._quick.fill(pointer, 0, nbytes, self._streams["compute"])
+        self._check(status, "clearing memory")
 
     def close(self) -> None:
-        """Wait for all lanes, and give everything back; then raise what went wrong on a lane."""
-        failure = None
+        """Wait for all lanes, and give everything back; then raise what went wrong first."""
+        failures: list[DeviceError] = []
+
+        def attempt(call: Callable[[], object]) -> None:
+            try:
+                call()
+            except DeviceError as error:
+                failures.append(error)
+
         with current(self.index) as cuda:
             for stream in self._streams.values():
-                status = cuda.cuStreamSynchronize(stream)
-                failure = failure or (status if status[0] != 0 else None)
+                attempt(partial(streams.synchronize, stream, self.index))
             for memory in self._memory:
-                memory.free()
-            self._memory.clear()
+                attempt(memory.free)
             for event in self._events:
                 cuda.cuEventDestroy(event.handle)
             for stream in self._streams.values():
-                cuda.cuStreamSynchronize(stream)  # the pool gives back what has been freed
+                cuda.cuStreamSynchronize(stream)  # the pool gives back what it does not keep
                 cuda.cuStreamDestroy(stream)
-        if failure is not None:
-            driver.check(failure, f"multiplying on cuda:{self.index}")
+        self._memory.clear()
+        self._events.clear()
+        self._streams.clear()
+        if failures:
+            raise failures[0]
+
+    def _check(self, status: int, doing: str) -> None:
+        if status != 0:
+            result = self._cuda.CUresult(status)
+            driver.check((result,), f"{doing} on cuda:{self.index}")
 
 
 def is_pinned(first: int, last: int, index: int) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 import tilewise as tw
 from tests.support import small_integers
+from tilewise.errors import DTypeError, ShapeError
 
 
 @pytest.fixture
@@ -91,6 +92,40 @@ def test_verify_is_part_of_the_plan(rng: Any, monkeypatch: Any) -> None:
     with pytest.raises(tw.TilewiseError, match=r"verify=True.*3"):
         tw.matmul(a, a.T, out=out, verify=True)
     assert (out == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "said"),
+    [
+        (np.empty((9, 9), "f4"), ShapeError, r"out \(shape \(9, 9\).*result's shape \(4, 6\)"),
+        (np.empty((4, 6), "f8"), DTypeError, "result's dtype float32"),
+        (np.broadcast_to(np.float32(0), (4, 6)), DTypeError, "read-only"),
+        ([[0.0] * 6] * 4, DTypeError, "cannot be written in place"),
+        (shape_only(6, 4), ShapeError, r"result's shape \(4, 6\)"),
+    ],
+)
+def test_an_out_that_matmul_refuses_has_no_plan(out: Any, error: Any, said: str) -> None:
+    a, b = np.ones((4, 5), "f4"), np.ones((5, 6), "f4")
+    with pytest.raises(error, match=said):
+        tw.plan(a, b, out=out)
+    assert tw.plan(a, b, out=shape_only(4, 6)).held_bytes == 0
+    assert tw.plan(a, b, out=np.empty((4, 6), "f4")).held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error", "said"),
+    [
+        ((3, -4), "f4", ShapeError, r"a has shape \(3, -4\); a size cannot be negative"),
+        (3, "f4", DTypeError, "a .* has shape 3 .* do not describe an array"),
+        ((3, float("nan")), "f4", DTypeError, "do not describe an array"),
+        ((3, 4), "nope", DTypeError, "dtype 'nope'"),
+    ],
+)
+def test_what_does_not_describe_an_array_has_no_plan(
+    shape: Any, dtype: str, error: Any, said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        tw.plan(SimpleNamespace(shape=shape, dtype=dtype), np.ones((4, 2), "f4"))
 
 
 def test_the_budget_decides_and_the_refusal_has_the_numbers() -> None:

@@ -222,7 +222,7 @@ def plan(
         x, y, target = _described(a, "a"), _described(b, "b"), out
     else:
         x, y, target, _ = there
-    return _planned(
+    made = _planned(
         x,
         y,
         target,
@@ -232,6 +232,13 @@ def plan(
         devices=devices,
         verify=verify,
     )
+    if there is None and out is not None:
+        place = _described(out, "out")
+        if type(place) is Operand:
+            _arrays.check_out(place, made.shape, made.dtype, "out", True)
+        else:
+            _arrays.adopt_out(out, made.shape, made.dtype, "out")
+    return made
 
 
 def _planned(
@@ -290,9 +297,18 @@ def _described(x: Any, name: str) -> Any:
     is_array = isinstance(x, np.ndarray) or any(
         hasattr(x, protocol) for protocol in ("__array__", "__dlpack__", "__array_interface__")
     )
-    if not is_array and hasattr(x, "shape") and hasattr(x, "dtype"):
-        return Operand.of(x)
-    return _arrays.adopt(x, name)
+    if is_array or not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        return _arrays.adopt(x, name)
+    try:
+        described = Operand.of(x)
+    except (TypeError, ValueError) as error:
+        raise DTypeError(
+            f"{name} ({type(x).__name__}) has shape {x.shape!r} and dtype {x.dtype!r}, which do "
+            f"not describe an array: {error}"
+        ) from None
+    if any(size < 0 for size in described.shape):
+        raise ShapeError(f"{name} has shape {described.shape}; a size cannot be negative")
+    return described
 
 
 def _check_group(a: Any, b: Any, out: Any) -> None:

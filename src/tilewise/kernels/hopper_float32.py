@@ -472,7 +472,7 @@ def _variant(
     """Describe a kernel by its pointers; other arguments are told by their names."""
     kinds = {
         r"[abc]_(outer|inner|row|col)|(source|target)_\w+": "i64",
-        r"[ab]_(flag|flagged|list|count|tile)|cleared": "*i32",
+        r"[ab]_(flag|flagged|list|count|tile|rest)|cleared": "*i32",
         r"[ab]_scale": "*fp32",
         r"alpha|beta|threshold": "fp32",
     }

@@ -203,10 +203,10 @@ class _Tiles:
         self._b_parts = room.take(2 * self._parts * b_rows * self._depth * self._splits_b)
         self._a_scale = room.take(4 * a_rows)
         self._b_scale = room.take(4 * b_rows * (self._depth // PIECE) * self._splits_b)
-        # What counts from zero: flagged rows and columns, by matrix; flagged columns by tile; and
-        # flags of columns, which several blocks set.
+        # What counts from zero: flagged rows, other rows, and flagged columns, by matrix; flagged
+        # columns by tile; and flags of columns, which several blocks set.
         b_tiles = self._b_count * self._tiles_n
-        self._clear_count = self._a_count + self._b_count + b_tiles + b_rows
+        self._clear_count = 2 * self._a_count + self._b_count + b_tiles + b_rows
         self._counts = room.take(4 * self._clear_count)
         self._a_flag = room.take(4 * a_rows)
         self._a_list, self._b_list = room.take(4 * a_rows), room.take(4 * b_rows)
@@ -232,11 +232,11 @@ class _Tiles:
 
     @property
     def _b_flagged(self) -> Pointer:
-        return self._counts.moved(4 * self._a_count)
+        return self._counts.moved(8 * self._a_count)
 
     @property
     def _b_tile(self) -> Pointer:
-        return self._counts.moved(4 * (self._a_count + self._b_count))
+        return self._b_flagged.moved(4 * self._b_count)
 
     @property
     def _b_flag(self) -> Pointer:
@@ -254,6 +254,7 @@ class _Tiles:
             "b_count": self._b_flagged,
             "a_tile": self._a_tile,
             "b_tile": self._b_tile,
+            "a_rest": self._counts.moved(4 * self._a_count),
             "m": self._m,
             "a_tiles": self._a_count * self._tiles_m,
         }
@@ -381,6 +382,7 @@ class _Tiles:
         share = max(1, self._multiprocessors // matrices)
         order = "mk"[_is_along_k(self._a, self._m)]
         order += "nk"[_is_along_k(self._b.transposed, self._n)]
+        order += "_complex" * p.pairs
         arguments: Arguments = {
             "a": self._at[0],
             "b": self._at[1],
@@ -389,7 +391,6 @@ class _Tiles:
             "b_list": self._b_list,
             "a_count": self._a_flagged,
             "b_count": self._b_flagged,
-            "a_flag": self._a_flag,
             "m": self._m,
             "n": self._n,
             "k": self._k,
@@ -404,7 +405,7 @@ class _Tiles:
             **self._c.arguments("c"),
         }
         blocks = share * min(matrices, self._multiprocessors // share)
-        return Step.of(f"repair_{order}" + "_complex" * p.pairs, blocks, arguments)
+        return Step.of(f"repair_{order}", blocks, arguments)
 
     @property
     def _is_mapped(self) -> bool:

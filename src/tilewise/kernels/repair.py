@@ -1,8 +1,9 @@
 """What float16 cannot hold: flagged rows and columns of a float32 product, by plain FMA, in Gluon.
 
-`list_flagged` makes lists of what `split` or a product flagged; `repair` computes the listed rows
-and columns of C from A and B themselves. How many there are is known on the device alone: a launch
-that finds none is done at once, and a few rows cost what reading the other operand does.
+`list_flagged` makes lists of what `split` or a product flagged. `repair` computes the listed rows
+of C, and the listed columns of all other rows, from A and B themselves. How many there are is known
+on the device alone: a launch that finds none is done at once, and a few rows cost what reading the
+other operand does.
 
 **Order of summation.** One chain of FMAs over k for each piece of K, from zero, K padded to 16 with
 zeros; the chains' sums are added in order. So the bits are those of ``portable.multiply``.
@@ -23,7 +24,8 @@ __all__ = ["FLAGS", "list_flagged", "list_rows", "list_tile", "repair", "write"]
 FLAGS = gl.constexpr(128)  # that are counted together: the side of the tiles that may be left out
 DEPTH = gl.constexpr(8)  # of K, that is in registers at a time
 PADDED = gl.constexpr(16)  # what K is a multiple of, in ``portable`` too
-FEW = gl.constexpr(16)  # rows that are worth a tile of their own size
+STAGES = gl.constexpr(3)
+FEW = gl.constexpr(16)  # rows or columns that are worth a tile of their own size
 
 
 @gluon.jit
@@ -36,39 +38,46 @@ def list_flagged(
     b_count,
     a_tile,
     b_tile,
+    a_rest,
     m,
     n,
     a_tiles,
 ):
     """List flagged rows of A and columns of B, in any order, and count them by matrix and by tile.
 
-    Counts of matrices are 0 before. The first ``a_tiles`` programs are for A.
+    Behind A's flagged rows are the others. Counts of matrices are 0 before. The first ``a_tiles``
+    programs are for A.
     """
     gdc_wait()
     gdc_launch_dependents()
     tile = gl.program_id(0)
     if tile < a_tiles:
-        list_tile(a_flag, a_list, a_count, a_tile, tile, m)
+        list_tile(a_flag, a_list, a_count, a_tile, a_rest, tile, m, True)
     else:
-        list_tile(b_flag, b_list, b_count, b_tile, tile - a_tiles, n)
+        list_tile(b_flag, b_list, b_count, b_tile, a_rest, tile - a_tiles, n, False)
 
 
 @gluon.jit
-def list_tile(flag, to, count, of_tile, tile, rows):
-    """List what is flagged of one tile's rows."""
+def list_tile(flag, to, count, of_tile, rest, tile, rows, LISTS_REST: gl.constexpr):
+    """List what is flagged of one tile's rows; and from the end of the list back, what is not."""
     warps: gl.constexpr = gl.num_warps()
     layout: gl.constexpr = gl.BlockedLayout([FLAGS // (32 * warps)], [32], [warps], [0])
     tiles = gl.cdiv(rows, FLAGS)
     matrix = tile // tiles
-    i = (tile % tiles) * FLAGS + gl.arange(0, FLAGS, layout)
+    start = (tile % tiles) * FLAGS
+    i = start + gl.arange(0, FLAGS, layout)
     flagged = gl.load(flag + matrix * rows + i, mask=i < rows, other=0) != 0
     one = flagged.to(gl.int32)
     total = gl.sum(one, 0)
     gl.store(of_tile + tile, total)
+    before = gl.associative_scan(one, 0, _add) - one
     if total > 0:
         first = gl.atomic_add(count + matrix, total)
-        place = gl.associative_scan(one, 0, _add) - one
-        gl.store(to + matrix * rows + first + place, i, mask=flagged)
+        gl.store(to + matrix * rows + first + before, i, mask=flagged)
+    if LISTS_REST:
+        first = gl.atomic_add(rest + matrix, gl.minimum(rows - start, FLAGS) - total)
+        place = (matrix + 1) * rows - 1 - first - (i - start - before)
+        gl.store(to + place, i, mask=(i < rows) & ~flagged)
 
 
 @gluon.jit
@@ -95,7 +104,6 @@ def repair(
     b_list,
     a_count,
     b_count,
-    a_flag,
     m,
     n,
     k,
@@ -125,7 +133,7 @@ def repair(
     B_ALONG_K: gl.constexpr,
     PAIRS: gl.constexpr,
 ):
-    """Write the flagged rows of C = alpha·A·B + beta·C, and the flagged columns of all others.
+    """Write the flagged rows of C = alpha·A·B + beta·C, and flagged columns of the other rows.
 
     ``share`` programs work on each matrix. Lists and counts of A's lie in the order of its own
     matrices, of which ``outer · a_next_outer + inner · a_next_inner`` multiplies. PAIRS is 1 where
@@ -133,187 +141,250 @@ def repair(
     """
     gdc_wait()
     gdc_launch_dependents()
-    step = gl.num_programs(0) // share
-    for matrix in range(gl.program_id(0) // share, matrices, step):
-        outer = matrix // inner
-        within = matrix % inner
-        of_a = outer * a_next_outer + within * a_next_inner
-        of_b = outer * b_next_outer + within * b_next_inner
-        rows = gl.load(a_count + of_a)
-        columns = gl.load(b_count + of_b)
-        a_at = a + outer.to(gl.int64) * a_outer + within.to(gl.int64) * a_inner
-        b_at = b + outer.to(gl.int64) * b_outer + within.to(gl.int64) * b_inner
-        c_at = c + outer.to(gl.int64) * c_outer + within.to(gl.int64) * c_inner
-        left = Operand(a_at, m, a_row, a_col, c_row, A_ALONG_K, False, PAIRS)
-        right = Operand(b_at, n, b_col, b_row, c_col, B_ALONG_K, True, PAIRS)
-        task = Task(c_at, a_flag + of_a * m, k, chain_k, alpha, beta)
-        # From both ends, so that a few rows and a few columns are different programs' work.
-        one = gl.program_id(0) % share
-        _sides(task, left, right, a_list + of_a * m, rows, one, share)
-        _sides(task, right, left, b_list + of_b * n, columns, share - 1 - one, share)
+    work = Work(
+        a_list,
+        b_list,
+        a_count,
+        b_count,
+        m,
+        n,
+        k,
+        chain_k,
+        inner,
+        matrices,
+        share,
+        a_next_outer,
+        a_next_inner,
+        b_next_outer,
+        b_next_inner,
+    )
+    left = Operand(a, a_outer, a_inner, a_row, a_col, A_ALONG_K, 0, PAIRS)
+    right = Operand(b, b_outer, b_inner, b_col, b_row, B_ALONG_K, PAIRS, PAIRS)
+    out = Out(c, c_outer, c_inner, c_row, c_col, alpha, beta, PAIRS)
+    for index in range(work.sides()):
+        at_outer, at_inner, side = work.side(index)
+        if side.count > FEW:
+            _tiles(work, left, right, out, side, at_outer, at_inner, 128, 128, 2)
+        elif side.count > 0:
+            if side.is_whole:
+                _tiles(work, left, right, out, side, at_outer, at_inner, 4, 64, 8)
+            else:
+                _tiles(work, left, right, out, side, at_outer, at_inner, 64, 4, 8)
 
 
 @gluon.aggregate
 class Operand:
-    """A, or B transposed: rows over k, in any strides, with C's step from row to row."""
+    """A, or B transposed: rows over k, in any strides."""
 
     start: gl.tensor
-    rows: gl.tensor
+    outer: gl.tensor
+    inner: gl.tensor
     row: gl.tensor
     col: gl.tensor
-    c: gl.tensor
     ALONG_K: gl.constexpr
-    IS_B: gl.constexpr
+    ROW_PAIRS: gl.constexpr
     PAIRS: gl.constexpr
 
     @gluon.jit
-    def places(self, i):
-        """Return where rows begin."""
-        if self.IS_B:
-            i = i >> self.PAIRS
-        return self.start + i.to(gl.int64) * self.row
+    def places(self, outer, inner, i, j):
+        """Return where terms ``j`` of a matrix's rows ``i`` are."""
+        at = self.start + outer.to(gl.int64) * self.outer + inner.to(gl.int64) * self.inner
+        at = at + ((i >> self.ROW_PAIRS).to(gl.int64) * self.row)[:, None]
+        if self.PAIRS:
+            # B's element is [[re, im], [-im, re]]: what is where depends on the row, too.
+            at += (j & 1)[None, :] ^ (i & self.ROW_PAIRS)[:, None]
+        return at + self.steps(j)[None, :]
 
     @gluon.jit
-    def across(self, i, j):
-        """Return how far on from there k is ``j``; for complex B that depends on the row, too."""
-        part = j & self.PAIRS
-        if self.IS_B:
-            part = part ^ (i & self.PAIRS)
-        return (j >> self.PAIRS).to(gl.int64) * self.col + part
+    def steps(self, j):
+        """Return how far on a term, or the pair that it is in, is."""
+        return (j >> self.PAIRS).to(gl.int64) * self.col
 
     @gluon.jit
-    def in_c(self, i):
-        at = i.to(gl.int64) * self.c
-        if self.IS_B:
-            at = (i >> self.PAIRS).to(gl.int64) * self.c + (i & self.PAIRS)
+    def load(self, at, ring, stage, rest, SLICES: gl.constexpr, layout: gl.constexpr):
+        """Load a step of K, with zeros where it has no ``rest``; return the place of the next."""
+        j = gl.arange(0, DEPTH, gl.SliceLayout(0, layout))
+        for i in gl.static_range(SLICES):
+            inside = (j < rest - i * DEPTH)[None, :]
+            async_copy.async_load(ring.index(stage * SLICES + i), at, mask=inside)
+            at += self.steps(gl.to_tensor(DEPTH))
         return at
 
 
 @gluon.aggregate
-class Task:
-    """What is computed of one matrix, whichever side is listed."""
+class Out:
+    """C, and how results get there."""
 
-    c: gl.tensor
-    a_flag: gl.tensor
-    k: gl.tensor
-    chain_k: gl.tensor
+    start: gl.tensor
+    outer: gl.tensor
+    inner: gl.tensor
+    row: gl.tensor
+    col: gl.tensor
     alpha: gl.tensor
     beta: gl.tensor
+    PAIRS: gl.constexpr
+
+    @gluon.jit
+    def columns(self, outer, inner, j):
+        """Return where columns of a matrix begin."""
+        at = self.start + outer.to(gl.int64) * self.outer + inner.to(gl.int64) * self.inner
+        return at + ((j >> self.PAIRS).to(gl.int64) * self.col + (j & self.PAIRS))
 
 
-@gluon.jit
-def _sides(task, x, y, to, count, first, share):
-    """Compute the listed rows of x with all of y, in tiles that suit their number."""
-    if count > FEW:
-        _tiles(task, x, y, to, count, first, share, 128, 128, 4, 1)
-    else:
-        _tiles(task, x, y, to, count, first, share, 16, 64, 8, 2)
+@gluon.aggregate
+class Work:
+    """What there is to do, and how it is shared out."""
+
+    a_list: gl.tensor
+    b_list: gl.tensor
+    a_count: gl.tensor
+    b_count: gl.tensor
+    m: gl.tensor
+    n: gl.tensor
+    k: gl.tensor
+    chain_k: gl.tensor
+    inner: gl.tensor
+    matrices: gl.tensor
+    share: gl.tensor
+    a_next_outer: gl.tensor
+    a_next_inner: gl.tensor
+    b_next_outer: gl.tensor
+    b_next_inner: gl.tensor
+
+    @gluon.jit
+    def sides(self):
+        """Return of how many sides of matrices this program has a share."""
+        step = gl.num_programs(0) // self.share
+        return 2 * gl.cdiv(self.matrices - gl.program_id(0) // self.share, step)
+
+    @gluon.jit
+    def side(self, index):
+        """Return a matrix's place, and its flagged rows with all columns, or the other rows with
+        flagged columns.
+        """
+        step = gl.num_programs(0) // self.share
+        matrix = gl.program_id(0) // self.share + index // 2 * step
+        outer, inner = matrix // self.inner, matrix % self.inner
+        at = outer * self.a_next_outer + inner * self.a_next_inner
+        flagged = gl.load(self.a_count + at)
+        first = self.a_list + at * self.m
+        at = outer * self.b_next_outer + inner * self.b_next_inner
+        columns = gl.load(self.b_count + at)
+        is_whole = index % 2 == 0
+        # From both ends, so that a few rows and a few columns are different programs' work.
+        one = gl.program_id(0) % self.share
+        return (
+            outer,
+            inner,
+            Side(
+                gl.where(is_whole, one, self.share - 1 - one),
+                gl.where(is_whole, flagged, columns),
+                gl.where(is_whole, first, first + (self.m - 1)),
+                gl.where(is_whole, 1, -1),
+                gl.where(is_whole, flagged, self.m - flagged),
+                self.b_list + at * self.n,
+                is_whole,
+                gl.where(is_whole, self.n, columns),
+            ),
+        )
+
+
+@gluon.aggregate
+class Side:
+    """A list of rows, forward or backward; and one of columns, unless they are all.
+
+    ``count`` of them are flagged; this program's first tile is ``first``.
+    """
+
+    first: gl.tensor
+    count: gl.tensor
+    row_list: gl.tensor
+    next: gl.tensor
+    rows: gl.tensor
+    column_list: gl.tensor
+    is_whole: gl.tensor
+    columns: gl.tensor
+
+    @gluon.jit
+    def row(self, i):
+        """Return the numbers of rows; beyond the last, the last."""
+        return gl.load(self.row_list + gl.minimum(i, self.rows - 1) * self.next)
+
+    @gluon.jit
+    def column(self, j):
+        j = gl.minimum(j, self.columns - 1)
+        if not self.is_whole:
+            j = gl.load(self.column_list + j)
+        return j
 
 
 @gluon.jit
 def _tiles(
-    task,
-    x,
-    y,
-    to,
-    count,
-    first,
-    share,
+    work,
+    left,
+    right,
+    out,
+    side,
+    outer,
+    inner,
     ROWS: gl.constexpr,
     COLS: gl.constexpr,
     SLICES: gl.constexpr,
-    AT_ONCE: gl.constexpr,
 ):
-    """Compute the listed rows of x with all of y: tile ``first`` and every ``share``-th from there.
-
-    ``SLICES`` times DEPTH of K are loaded at a time, two steps ahead.
-    """
-    stages: gl.constexpr = 3
+    """Compute this program's tiles of a side, ``SLICES`` times DEPTH of K at a time."""
     step: gl.constexpr = SLICES * DEPTH
-    sums: gl.constexpr = _sums_layout(ROWS)
-    x_read: gl.constexpr = _read_layout(ROWS, x.ALONG_K)
-    y_read: gl.constexpr = _read_layout(COLS, y.ALONG_K)
-    x_ring = _ring(stages * SLICES, ROWS)
-    y_ring = _ring(stages * SLICES, COLS)
-    total = gl.allocate_shared_memory(
-        gl.float32, [ROWS, COLS], gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
-    )
-    of_x: gl.constexpr = gl.DotOperandLayout(0, sums, 0)
-    of_y: gl.constexpr = gl.DotOperandLayout(1, sums, 0)
-    x_i = gl.arange(0, ROWS, gl.SliceLayout(1, x_read))
-    y_i = gl.arange(0, COLS, gl.SliceLayout(1, y_read))
-    x_j = gl.arange(0, DEPTH, gl.SliceLayout(0, x_read))
-    y_j = gl.arange(0, DEPTH, gl.SliceLayout(0, y_read))
-    tiles_y = gl.cdiv(y.rows, COLS)
-    for tile in range(first, gl.cdiv(count, ROWS) * tiles_y, share):
-        row = tile // tiles_y * ROWS
-        col = tile % tiles_y * COLS
-        x_row = gl.load(to + row + x_i, mask=row + x_i < count, other=0)
-        # Rows beyond the last are computed like others, and not written.
-        y_row = gl.minimum(col + y_i, y.rows - 1)
-        if x.IS_B:
-            listed = row + gl.arange(0, ROWS, gl.SliceLayout(1, of_x))
-            b_row = gl.load(to + listed, mask=listed < count, other=0)
-            sign = _sign(b_row[:, None], gl.arange(0, DEPTH, gl.SliceLayout(0, of_x))[None, :])
-        else:
-            b_row = col + gl.arange(0, COLS, gl.SliceLayout(0, of_y))
-            sign = _sign(b_row[None, :], gl.arange(0, DEPTH, gl.SliceLayout(1, of_y))[:, None])
-        x_at = x.places(x_row)[:, None] + x.across(x_row[:, None], x_j[None, :])
-        y_at = y.places(y_row)[:, None] + y.across(y_row[:, None], y_j[None, :])
-        for begin in range(0, task.k, task.chain_k):
-            end = gl.minimum(begin + task.chain_k, task.k)
+    sums: gl.constexpr = _sums_layout(ROWS, COLS)
+    of_a: gl.constexpr = gl.DotOperandLayout(0, sums, 0)
+    of_b: gl.constexpr = gl.DotOperandLayout(1, sums, 0)
+    a_read: gl.constexpr = _read_layout(ROWS, left.ALONG_K)
+    b_read: gl.constexpr = _read_layout(COLS, right.ALONG_K)
+    a_ring = _ring(STAGES * SLICES, ROWS)
+    b_ring = _ring(STAGES * SLICES, COLS)
+    total = gl.allocate_shared_memory(gl.float32, [ROWS, COLS], _total_layout(ROWS, COLS))
+    a_k = gl.arange(0, DEPTH, gl.SliceLayout(0, a_read))
+    b_k = gl.arange(0, DEPTH, gl.SliceLayout(0, b_read))
+    across = gl.cdiv(side.columns, COLS)
+    for tile in range(side.first, gl.cdiv(side.rows, ROWS) * across, work.share):
+        row = tile // across * ROWS
+        col = tile % across * COLS
+        i = side.row(row + gl.arange(0, ROWS, gl.SliceLayout(1, a_read)))
+        a_at = left.places(outer, inner, i, a_k)
+        j = side.column(col + gl.arange(0, COLS, gl.SliceLayout(1, b_read)))
+        b_at = right.places(outer, inner, j, b_k)
+        if left.PAIRS:
+            number = side.column(col + gl.arange(0, COLS, gl.SliceLayout(0, of_b)))
+            is_odd = gl.arange(0, DEPTH, gl.SliceLayout(1, of_b)) % 2 != 0
+            signs = gl.where(is_odd[:, None] & (number % 2 == 0)[None, :], -1.0, 1.0)
+        for stage in gl.static_range(STAGES - 1):
+            a_at = left.load(a_at, a_ring, stage, work.k - stage * step, SLICES, a_read)
+            b_at = right.load(b_at, b_ring, stage, work.k - stage * step, SLICES, b_read)
+            async_copy.commit_group()
+        stage = 0
+        for begin in range(0, work.k, work.chain_k):
+            end = gl.minimum(begin + work.chain_k, work.k)
             chain = gl.zeros([ROWS, COLS], gl.float32, sums)
-            for ahead in gl.static_range(stages - 1):
-                rest = end - (begin + ahead * step)
-                x_at = _load(x, x_at, x_ring, ahead, x_j, rest, SLICES)
-                y_at = _load(y, y_at, y_ring, ahead, y_j, rest, SLICES)
-                async_copy.commit_group()
-            slot = 0
             for done in range(begin, end, step):
-                async_copy.wait_group(stages - 2)
-                # Loops that are not unrolled: else more is held in registers than there are.
-                there = gl.minimum(gl.cdiv(end - done, PADDED) * (PADDED // DEPTH), SLICES)
-                for pair in range(0, there, AT_ONCE):
-                    for i in gl.static_range(AT_ONCE):
-                        u = x_ring.index(slot * SLICES + pair + i).load(of_x)
-                        v = y_ring.index(slot * SLICES + pair + i).permute((1, 0)).load(of_y)
-                        if x.PAIRS:
-                            if x.IS_B:
-                                u = u * sign
-                            else:
-                                v = v * sign
-                        chain = gl.dot_fma(u, v, chain)
-                # Into the slot that was read a step ago, which all threads have left.
-                into = (slot + stages - 1) % stages
-                rest = end - (done + (stages - 1) * step)
-                x_at = _load(x, x_at, x_ring, into, x_j, rest, SLICES)
-                y_at = _load(y, y_at, y_ring, into, y_j, rest, SLICES)
+                async_copy.wait_group(STAGES - 2)
+                # Into the stage that was read a step ago, ahead of the products, which take longer.
+                into = gl.where(stage == 0, STAGES, stage) - 1
+                rest = work.k - done - (STAGES - 1) * step
+                a_at = left.load(a_at, a_ring, into, rest, SLICES, a_read)
+                b_at = right.load(b_at, b_ring, into, rest, SLICES, b_read)
                 async_copy.commit_group()
-                slot = (slot + 1) % stages
-            async_copy.wait_group(0)
-            # What was loaded ahead belongs to the next chain, whose terms are whole steps on.
-            x_at -= x.across(0, gl.to_tensor((stages - 1) * step))
-            y_at -= y.across(0, gl.to_tensor((stages - 1) * step))
+                # A loop, not unrolled: else more is held in registers than there are.
+                there = gl.cdiv(end - done, PADDED) * (PADDED // DEPTH)
+                for part in range(gl.minimum(there, SLICES)):
+                    u = a_ring.index(stage * SLICES + part).load(of_a)
+                    v = b_ring.index(stage * SLICES + part).permute((1, 0)).load(of_b)
+                    if left.PAIRS:
+                        v = v * signs
+                    chain = gl.dot_fma(u, v, chain)
+                stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
             if begin > 0:
                 chain = total.load(sums) + chain
             total.store(chain)
-        _finish(task, x, y, to, row, col, count, total)
-
-
-@gluon.jit
-def _load(operand, at, ring, slot, j, rest, SLICES: gl.constexpr):
-    """Load a step of K, with zeros where it has no ``rest``; return the place of the next."""
-    for i in gl.static_range(SLICES):
-        inside = (j < rest - i * DEPTH)[None, :]
-        async_copy.async_load(ring.index(slot * SLICES + i), at, mask=inside)
-        at += operand.across(0, gl.to_tensor(DEPTH))
-    return at
-
-
-@gluon.jit
-def _sign(i, k):
-    """Return the sign of what stands for complex B: [[re, im], [-im, re]] over k and i."""
-    return gl.where((k & 1) > (i & 1), -1.0, 1.0)
+        async_copy.wait_group(0)
+        _finish(out, side, outer, inner, row, col, total)
 
 
 @gluon.jit
@@ -324,23 +395,19 @@ def _ring(SLOTS: gl.constexpr, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def _finish(task, x, y, to, row, col, count, total):
-    """Write a tile, some rows at a time, since the addresses of all would not fit into registers.
-
-    Flagged rows of A are not for the side that lists columns.
-    """
+def _finish(out, side, outer, inner, row, col, total):
+    """Write a tile, some rows at a time, since the addresses of all would not fit in registers."""
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [8, 1], [1, 0])
-    slabs = total.reinterpret(gl.float32, [total.shape[0] // 16, 16, total.shape[1]], total.layout)
-    j = col + gl.arange(0, total.shape[1], gl.SliceLayout(0, layout))
-    for slab in range(total.shape[0] // 16):
-        i = row + slab * 16 + gl.arange(0, 16, gl.SliceLayout(1, layout))
-        x_row = gl.load(to + i, mask=i < count, other=0)
-        inside = (i < count)[:, None] & (j < y.rows)[None, :]
-        if x.IS_B:
-            flagged = gl.load(task.a_flag + j, mask=j < y.rows, other=1)
-            inside = inside & (flagged == 0)[None, :]
-        at = task.c + x.in_c(x_row)[:, None] + y.in_c(j)[None, :]
-        write(at, inside, slabs.index(slab).load(layout), task.alpha, task.beta)
+    high: gl.constexpr = min(total.shape[0], 16)
+    wide: gl.constexpr = total.shape[1]
+    slabs = total.reinterpret(gl.float32, [total.shape[0] // high, high, wide], total.layout)
+    j = col + gl.arange(0, wide, gl.SliceLayout(0, layout))
+    at = out.columns(outer, inner, side.column(j))
+    for slab in range(total.shape[0] // high):
+        i = row + slab * high + gl.arange(0, high, gl.SliceLayout(1, layout))
+        inside = (i < side.rows)[:, None] & (j < side.columns)[None, :]
+        place = at[None, :] + (side.row(i).to(gl.int64) * out.row)[:, None]
+        write(place, inside, slabs.index(slab).load(layout), out.alpha, out.beta)
 
 
 @gluon.jit
@@ -353,10 +420,18 @@ def write(at, inside, x, alpha, beta):
 
 
 @gluon.constexpr_function
-def _sums_layout(rows):
+def _total_layout(rows, columns):
+    """Return how sums lie in shared memory on their way to C."""
+    return gl.SwizzledSharedLayout(4, 1, 8 if min(rows, columns) >= 32 else 1, [1, 0])
+
+
+@gluon.constexpr_function
+def _sums_layout(rows, columns):
     """Return which threads sum what: such that shared memory is read without conflicts."""
-    if rows == 16:
-        return gl.BlockedLayout([2, 2], [8, 4], [1, 8], [1, 0])
+    if rows == 4:
+        return gl.BlockedLayout([1, 1], [1, 32], [4, 2], [1, 0])
+    if columns == 4:
+        return gl.BlockedLayout([1, 1], [32, 1], [2, 4], [0, 1])
     return gl.BlockedLayout([4, 4], [4, 8], [4, 2], [1, 0])
 
 

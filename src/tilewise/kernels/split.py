@@ -123,6 +123,7 @@ def split_pieces(
     b_list,
     b_count,
     b_tile,
+    a_rest,
     m,
     a_tiles,
     rows,
@@ -185,7 +186,7 @@ def split_pieces(
         flagged = (gl.convert_layout(flagged.to(gl.int32), one) != 0) & (i < rows)
         list_rows(b_flag, b_list, b_count, b_tile, matrix, i, rows, flagged)
     for tile in range(gl.program_id(0), a_tiles, gl.num_programs(0)):
-        list_tile(a_flag, a_list, a_count, a_tile, tile, m)
+        list_tile(a_flag, a_list, a_count, a_tile, a_rest, tile, m, True)
 
 
 @gluon.constexpr_function

@@ -278,7 +278,7 @@ def test_what_ncu_measured_is_laid_beside(kernels: Path, printed: Printed) -> No
     assert json.loads(said)["ncu"]["level"] == "compiled"
 
 
-@pytest.mark.parametrize("kernel", ["scale", "gather", "add", "count", "fill"])
+@pytest.mark.parametrize("kernel", ["scale", "gather", "add", "count", "fill", "chained"])
 def test_the_launch_that_is_suggested_is_one(kernels: Path, printed: Printed, kernel: str) -> None:
     (kernels / "more.py").write_text(
         _KERNELS
@@ -299,6 +299,10 @@ def count(x, found):
 def fill(x, value):
     i, j, k = cuda.threadIdx.x, cuda.threadIdx.y, cuda.threadIdx.z
     x[k, j, i] = value
+
+@cuda.jit
+def chained(x):
+    x[cuda.blockIdx.x][cuda.threadIdx.x] = 1
 """
     )
     said = refusal(f"more.py:{kernel}")

@@ -187,25 +187,33 @@ def _example(source: Program) -> str:
     axes = 1
     for node in ast.walk(source.kernel.tree):
         match node:
-            case ast.Subscript(ast.Name(name), index):
-                ranks[name] = len(index.elts) if isinstance(index, ast.Tuple) else 1
+            case ast.Subscript(owner, index):
+                rank = _axes(index)
+                while isinstance(owner, ast.Subscript):
+                    rank, owner = rank + _axes(owner.slice), owner.value
+                if isinstance(owner, ast.Name):
+                    ranks[owner.id] = max(rank, ranks.get(owner.id, 0))
                 within = (each for each in ast.walk(index) if isinstance(each, ast.Subscript))
                 indices |= {each.value.id for each in within if isinstance(each.value, ast.Name)}
             case ast.Call(ast.Attribute(ast.Attribute(attr="atomic")), [ast.Name(name), index, *_]):
-                ranks[name] = len(index.elts) if isinstance(index, ast.Tuple) else 1
+                ranks[name] = _axes(index)
             case ast.Attribute(ast.Name(name), "shape" | "size"):
                 ranks.setdefault(name, 1)
             case ast.Attribute(ast.Attribute(), "y" | "z" as axis):
                 axes = max(axes, " yz".index(axis) + 1)
             case ast.Call(ast.Attribute(attr="grid"), [ast.Constant(int(count))]):
                 axes = max(axes, count)
-    grid, block, side = _EXAMPLES[axes]
+    grid, block, side = _EXAMPLES[min(axes, 3)]
     words = []
     for name in source.parameters:
         dtype = "int32" if name in indices else "float32"
         extents = ",".join([side] * ranks.get(name, 0))
         words.append(f"{name}={dtype}[{extents}]" if extents else f"{name}={side}")
     return f'--grid {grid} --block {block} --args "{" ".join(words)}"'
+
+
+def _axes(index: ast.expr) -> int:
+    return len(index.elts) if isinstance(index, ast.Tuple) else 1
 
 
 def _sized(

@@ -29,7 +29,7 @@ from tilewise.outofcore import device_pipeline
 from tilewise.runtime import device, driver, pinned, transfers
 
 _COLUMNS = 72
-_MARKS = 1 << 14  # events that are made before anything is timed
+_MARKS = 1 << 14  # events of a GPU: two for each slice, two or so for each launch
 _LANES = ("in", "compute", "out")
 #: What a thread does, as the picture names it; what is left of a task is calls and locks.
 _DOINGS = ("gather", "scatter", "wait", "hand over")
@@ -131,12 +131,13 @@ def watched() -> Iterator[Recorder]:
 
     real_lend = pinned.lend
     with ExitStack() as stack:
+        marks = [stack.enter_context(_timing_events(i)) for i in range(device.count())]
         for target, name, made in (
             (run, "_gather", noted(run._gather, "gather")),
             (run, "_scatter", noted(run._scatter, "scatter")),
             (run, "__init__", noted(run.__init__, "prepare")),
             (pinned, "lend", lend),
-            (transfers, "Gpu", _watched_gpu(recorder)),
+            (transfers, "Gpu", _watched_gpu(recorder, marks)),
             (device_pipeline, "np", _Watching(recorder)),
         ):
             stack.enter_context(mock.patch.object(target, name, made))
@@ -158,9 +159,7 @@ class _Watching:
             np.copyto(target, source)
 
 
-def _watched_gpu(recorder: Recorder) -> type[transfers.Gpu]:
-    marks = [_timing_events(index) for index in range(device.count())]
-
+def _watched_gpu(recorder: Recorder, marks: Sequence[Iterator[int]]) -> type[transfers.Gpu]:
     class Watched(transfers.Gpu):
         """A GPU whose lanes are marked before and after each piece of work."""
 
@@ -214,7 +213,7 @@ def _watched_gpu(recorder: Recorder) -> type[transfers.Gpu]:
                 super().close()
 
         def _mark(self, lane: Any) -> int:
-            event = marks[self.index].pop()
+            event = next(marks[self.index])
             self._quick.record(event, self._streams[lane])
             return event
 
@@ -225,10 +224,17 @@ def _watched_gpu(recorder: Recorder) -> type[transfers.Gpu]:
     return Watched
 
 
-def _timing_events(index: int) -> list[int]:
-    doing = "making an event"
+@contextmanager
+def _timing_events(index: int) -> Iterator[Iterator[int]]:
+    """Make the events of a GPU before anything is timed."""
     with device.current(index) as cuda:
-        return [int(driver.check(cuda.cuEventCreate(0), doing)) for _ in range(_MARKS)]
+        made = [int(driver.check(cuda.cuEventCreate(0), "making an event")) for _ in range(_MARKS)]
+    try:
+        yield iter(made)
+    finally:
+        with device.current(index) as cuda:
+            for event in made:
+                cuda.cuEventDestroy(event)
 
 
 def picture(spans: Sequence[Span], took: float) -> str:

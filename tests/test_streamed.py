@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from benchmarks import timeline
 from tests.outofcore.fake_device import FakeCuda
 from tests.support import planned, small_integers
 from tests.test_gpu_plan import gpu
@@ -20,7 +21,7 @@ from tilewise import _api, _devices, _gpu, _recipe, _streamed
 from tilewise._operand import Operand
 from tilewise.errors import BudgetError, DeviceError, OptionError
 from tilewise.outofcore import device_choice, device_pipeline
-from tilewise.runtime import device, driver, memory, pinned, quick, transfers
+from tilewise.runtime import device, driver, memory, pinned, quick, streams, transfers
 
 bindings = pytest.importorskip("cuda.bindings.driver")
 
@@ -299,6 +300,59 @@ def test_memory_that_is_gone_at_the_call_is_named_and_nothing_is_kept(cuda: Any,
     assert (tw.matmul(a, a.T.copy(), devices="cuda:0") == a @ a.T).all()  # plans for what is left
     cuda.free_bytes[0] += (1 << 30) - (1 << 20)
     assert (plan(a, a.T.copy()) == a @ a.T).all()
+
+
+def test_what_is_kept_is_used_again_and_given_back_when_it_is_asked_for(
+    cuda: Any, rng: Any
+) -> None:
+    a = small_integers(rng, (900, 800), "float32")
+    b = small_integers(rng, (800, 700), "float32")
+    whole = cuda.free_bytes[0]
+    tw.matmul(a, b, devices="cuda:0")
+    kept = memory.pool(0).kept_bytes
+    assert kept == whole - cuda.free_bytes[0] > a.nbytes + b.nbytes
+    tw.matmul(a, b, devices="cuda:0")
+    assert whole - cuda.free_bytes[0] == kept
+    budget = kept // 2
+    out = poisoned((900, 700), "float32")
+    tw.matmul(a, b, out=out, devices="cuda:0", memory=budget)
+    assert (out == a @ b).all()
+    assert whole - cuda.free_bytes[0] <= budget
+    tw.matmul(a, b, devices="cuda:0")
+    with device.current(0), memory.allocate(whole - kept // 2, 0, streams.DEFAULT):
+        assert memory.pool(0).held_bytes == 0
+
+
+def test_no_more_is_kept_than_an_eighth_of_a_device(cuda: Any, rng: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(memory, "_KEPT", 1 / 4096)
+    a = small_integers(rng, (900, 800), "float32")
+    tw.matmul(a, a.T.copy(), devices="cuda:0")
+    assert memory.pool(0).kept_bytes <= (2 << 30) / 4096
+
+
+def test_a_time_line_shows_every_thread_and_lane(cuda: Any, rng: Any) -> None:
+    a, b = small_integers(rng, (900, 800), "float32"), small_integers(rng, (800, 700), "float32")
+    plan = tw.plan(a, b, devices="cuda:0")
+    with timeline.watched() as recorder:
+        assert (plan(a, b) == a @ b).all()
+    spans = recorder.spans
+    of = {name: [span for span in spans if span.name == name] for name in ("gather", "scatter")}
+    assert sum(span.nbytes for span in of["gather"]) == a.nbytes + b.nbytes
+    assert sum(span.nbytes for span in of["scatter"]) == 900 * 700 * 4
+    for lane, nbytes in (("in", a.nbytes + b.nbytes), ("out", 900 * 700 * 4)):
+        assert sum(span.nbytes for span in spans if span.row == f"cuda:0 {lane}") == nbytes
+    for row in {span.row for span in spans if span.row.startswith("thread")}:
+        own = sorted(span[2:4] for span in spans if span.row == row)
+        assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(own))
+    took = max(span.stop for span in spans)
+    lines = timeline.picture(spans, took).splitlines()
+    assert [line[:16].strip() for line in lines[:3]] == [
+        "cuda:0 compute",
+        "cuda:0 in",
+        "cuda:0 out",
+    ]
+    assert "scatter" in timeline.totals(spans)
+    assert len(timeline.chrome(spans)) == len(spans)
 
 
 def test_a_stream_that_cannot_be_made_leaves_none_behind(

@@ -33,6 +33,7 @@ class Point:
     def __init__(self) -> None:
         self.lane: str | None = None
         self.number = 0
+        self.time = 0.0  #: when it was recorded; lanes have no clock of their own
 
 
 class Lanes:
@@ -53,7 +54,7 @@ class Lanes:
 
     def record(self, event: Point, lane: Any) -> None:
         with self.lock:
-            event.lane, event.number = lane, self._put[lane]
+            event.lane, event.number, event.time = lane, self._put[lane], time.perf_counter()
 
     def wait(self, lane: Any, event: Point) -> None:
         other, number = event.lane, event.number
@@ -241,6 +242,12 @@ class FakeCuda:
     def cuEventDestroy(self, event: int) -> Any:
         del self.events[event]
         return (self.SUCCESS,)
+
+    def cuEventElapsedTime(self, start: int, stop: int) -> Any:
+        return self.SUCCESS, 1e3 * (self.events[stop][1].time - self.events[start][1].time)
+
+    def cuDeviceGetCount(self) -> Any:
+        return self.SUCCESS, len(self.free_bytes)
 
     def cuEventRecord(self, event: int, stream: int) -> Any:
         device, point = self.events[event]

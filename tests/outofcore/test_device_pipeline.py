@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -249,6 +250,31 @@ def test_control_c_stops_every_thread() -> None:
     with pytest.raises(KeyboardInterrupt):
         multiply([replace(share, compute=compute)], a, b, out, ring, threads)
     assert device.is_closed
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_control_c_while_a_thread_is_started(monkeypatch: Any, is_begun: bool) -> None:
+    job, device = big(), FakeDevice()
+    real, calls = threading.Thread.start, itertools.count()
+
+    def start(self: threading.Thread) -> None:
+        is_hit = next(calls) == 2
+        if is_begun or not is_hit:
+            real(self)
+        if is_hit:
+            raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(KeyboardInterrupt):
+            run(job, [(lines(job), whole(job))], threads=Threads(3, 3, 4096), devices=[device])
+    assert device.is_closed
+    for _ in range(100):  # nobody joins one that is not known, and it has nothing to do
+        if threading.active_count() == before:
+            break
+        time.sleep(0.01)
     assert threading.active_count() == before
 
 

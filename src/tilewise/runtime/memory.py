@@ -97,8 +97,7 @@ def allocate(
             return cuda.cuMemAllocFromPoolAsync(max(nbytes, 1), source.handle, stream)
 
         status, pointer = take()
-        if status == is_full and index in _pools:
-            _pools[index].trim()
+        if status == is_full and _give_back(index):
             status, pointer = take()
         if status == is_full:
             size = format_bytes
@@ -255,15 +254,19 @@ class Workspace:
         return sum(memory.nbytes for memory in held if memory is not None)
 
     def release(self) -> None:
-        """Give everything back; waits for all that runs on the device."""
+        """Give back what no thread is at; waits for all that runs on the device."""
         with self._lock:
             stretches = list(self._stretches.values())
-            self._stretches.clear()
-        for stretch in stretches:
-            with stretch.lock, current(self._index) as cuda:
-                # Its stream may be gone by now, so the device is waited for.
-                driver.check(cuda.cuCtxSynchronize(), f"waiting for cuda:{self._index}")
-                stretch.free(streams.DEFAULT)
+        with current(self._index) as cuda:
+            # The streams may be gone by now, so the device is waited for.
+            driver.check(cuda.cuCtxSynchronize(), f"waiting for cuda:{self._index}")
+            for stretch in stretches:
+                if stretch.lock.acquire(blocking=False):
+                    try:
+                        stretch.free(streams.DEFAULT)
+                    finally:
+                        stretch.lock.release()
+            streams.synchronize(streams.DEFAULT, self._index)  # the device's pool lets go of it
 
 
 class _Stretch:
@@ -285,6 +288,18 @@ _workspaces: dict[int, Workspace] = {}
 def workspace(index: int) -> Workspace:
     """Return the workspace of a GPU, of which each process has one."""
     return _workspaces.setdefault(index, Workspace(index))
+
+
+def _give_back(index: int) -> bool:
+    """Give back all that is kept of a GPU and not in use; say whether there was any."""
+    kept = kept_bytes(index)
+    if kept:
+        _pools[index].trim()
+    scratch = _workspaces.get(index)
+    if scratch is not None and scratch.held_bytes:
+        kept += scratch.held_bytes
+        scratch.release()
+    return kept > 0
 
 
 def _check_fits(memory: Memory, array: NDArray[Any]) -> None:

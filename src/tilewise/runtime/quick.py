@@ -15,7 +15,10 @@ from typing import Any
 
 from . import driver
 
-__all__ = ["Copy2D", "Quick", "calls"]
+__all__ = ["DEVICE", "HOST", "Copy2D", "Quick", "calls", "lines"]
+
+#: Kinds of memory, as the driver numbers them.
+HOST, DEVICE = 1, 2
 
 _Call = Callable[..., int]
 
@@ -41,6 +44,18 @@ class Copy2D(ctypes.Structure):
         ("WidthInBytes", _SIZE),
         ("Height", _SIZE),
     )
+
+
+def lines(
+    source: tuple[int, int, int], target: tuple[int, int, int], width: int, count: int
+) -> Copy2D:
+    """Describe a copy of lines, from and to a kind of memory, an address and a pitch."""
+    how = Copy2D(WidthInBytes=width, Height=count)
+    how.srcMemoryType, address, how.srcPitch = source
+    how.srcHost = how.srcDevice = address  # each kind of memory reads its own
+    how.dstMemoryType, address, how.dstPitch = target
+    how.dstHost = how.dstDevice = address
+    return how
 
 
 class Quick:

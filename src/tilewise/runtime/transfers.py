@@ -16,6 +16,7 @@ from tilewise.errors import DeviceError
 from . import driver, quick, streams
 from .device import current
 from .memory import Memory, allocate, pool
+from .quick import DEVICE, HOST
 
 __all__ = ["Event", "Gpu", "Lane", "is_pinned"]
 
@@ -23,7 +24,6 @@ Lane = Literal["in", "compute", "out"]
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the default stream
 _SLEEPING = 1 | 2  # CU_EVENT_BLOCKING_SYNC and CU_EVENT_DISABLE_TIMING
-_HOST, _DEVICE = 1, 2  # CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE
 
 
 class Event:
@@ -112,17 +112,8 @@ class Gpu:
         if target_pitch == source_pitch == width:
             status = self._quick.copy_in(target, source, width * lines, stream)
         else:
-            how = quick.Copy2D(
-                srcMemoryType=_HOST,
-                srcHost=source,
-                srcPitch=source_pitch,
-                dstMemoryType=_DEVICE,
-                dstDevice=target,
-                dstPitch=target_pitch,
-                WidthInBytes=width,
-                Height=lines,
-            )
-            status = self._quick.copy_lines(how, stream)
+            host, here = (HOST, source, source_pitch), (DEVICE, target, target_pitch)
+            status = self._quick.copy_lines(quick.lines(host, here, width, lines), stream)
         self._check(status, "copying in")
 
     def copy_out(
@@ -133,17 +124,8 @@ class Gpu:
         if target_pitch == source_pitch == width:
             status = self._quick.copy_out(target, source, width * lines, stream)
         else:
-            how = quick.Copy2D(
-                srcMemoryType=_DEVICE,
-                srcDevice=source,
-                srcPitch=source_pitch,
-                dstMemoryType=_HOST,
-                dstHost=target,
-                dstPitch=target_pitch,
-                WidthInBytes=width,
-                Height=lines,
-            )
-            status = self._quick.copy_lines(how, stream)
+            here, host = (DEVICE, source, source_pitch), (HOST, target, target_pitch)
+            status = self._quick.copy_lines(quick.lines(here, host, width, lines), stream)
         self._check(status, "copying out")
 
     def zero(self, pointer: int, nbytes: int) -> None:
@@ -189,6 +171,6 @@ def is_pinned(first: int, last: int, index: int) -> bool:
         attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         for address in (first, last):
             status, kind = cuda.cuPointerGetAttribute(attribute, address)
-            if status != 0 or int(kind) != _HOST:
+            if status != 0 or int(kind) != HOST:
                 return False
     return True

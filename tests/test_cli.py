@@ -285,6 +285,10 @@ def test_bad_input_is_one_line_and_exit_code_2(
         (["mul", "A.npy", "B.npy"], "Missing option '--out'"),
         (["multiply"], "No such command 'multiply'"),
         (["plan", "4x5", "4x5"], "do not go together"),
+        (
+            ["plan", "A.npy", "A.npy"],
+            r"A\.npy \(shape \(3, 4\), dtype float64\) and A\.npy .* do not go together",
+        ),
         (["plan", "4x5:float99", "5x4"], "float99"),
         (["plan", "4x", "5x4"], r"a \(4x\) does not exist"),
         (["plan", "A.npy:foo", "B.npy"], r"'foo' is not a type that files keep as raw bytes"),

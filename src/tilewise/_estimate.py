@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._memory import format_bytes
+from ._operand import Operand
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -25,7 +26,7 @@ _SAMPLE_BYTES = 64 << 20
 _STRETCH_BYTES = 4 << 20
 
 
-def estimate(plan: Plan, files: Sequence[Matrix] = ()) -> dict[str, Any]:
+def estimate(plan: Plan, files: Sequence[Matrix | Operand] = ()) -> dict[str, Any]:
     """Return the seconds that a plan should take, and what it will wait for.
 
     Parameters
@@ -33,13 +34,19 @@ def estimate(plan: Plan, files: Sequence[Matrix] = ()) -> dict[str, Any]:
     plan : Plan
         Of a product of files.
     files : sequence of operands, optional
-        Those that are there, to be read for a moment. Without one nobody knows the disk, and the
-        time is that of the arithmetic.
+        Both of them; those that are there are read for a moment. Without one nobody knows the disk,
+        and the time is that of the arithmetic.
     """
     rate = _compute_rate(plan)
     flops = 2 * math.prod(plan.batch) * plan.m * plan.n * plan.k
     moved = plan.moved_bytes
-    rates = [found for file in files if (found := _read_rate(file))]
+    m, k, n = _tile(plan)
+    panels = zip(files, ((m, k), (k, n)), strict=False)
+    rates = [
+        found
+        for file, panel in panels
+        if not isinstance(file, Operand) and (found := _read_rate(file, panel))
+    ]
     disk = min(rates, default=None)
     compute_seconds = flops / rate
     disk_seconds = 0.0 if disk is None else moved / disk
@@ -76,39 +83,56 @@ def duration(seconds: float) -> str:
     return f"{max(seconds, 1e-3):.3f} s"
 
 
+def _tile(plan: Plan) -> tuple[int, int, int]:
+    """Return what is multiplied at a time, of m, k and n."""
+    schedule = plan.schedule
+    if schedule is None or schedule.is_whole:
+        return plan.m, plan.k, plan.n
+    return schedule.tile_m, schedule.tile_k, schedule.tile_n
+
+
 def _compute_rate(plan: Plan) -> float:
-    """Return the operations a second of a small product of the plan's kind."""
+    """Return the operations a second of a small product of the plan's kind, added to a sum."""
     from ._api import matmul
 
-    side = 1024 if plan.method in ("blas", "panels", "or-and") else 256
-    x, y = (np.ones((side, side), operand.dtype) for operand in (plan.a, plan.b))
+    most = 1024 if plan.method in ("blas", "panels", "or-and") else 256
+    m, k, n = (max(min(size, most), 1) for size in _tile(plan))
+    x, y = np.ones((m, k), plan.a.dtype), np.ones((k, n), plan.b.dtype)
+    total = np.zeros((m, n), plan.dtype)
     seconds: list[float] = []
     while sum(seconds) < _RATE_SECONDS:
         start = time.perf_counter()
-        matmul(x, y, dtype=plan.dtype)
+        product = matmul(x, y, dtype=plan.dtype)
+        if k < plan.k:
+            total += product
         seconds.append(time.perf_counter() - start)
-    return 2 * side**3 / min(seconds)
+    return 2 * m * k * n / min(seconds)
 
 
-def _read_rate(file: Matrix) -> float | None:
-    """Return the bytes a second that come from a file, not from the memory it may be cached in."""
+def _read_rate(file: Matrix, panel: tuple[int, int]) -> float | None:
+    """Return the bytes a second of panels from a file, not from the memory it may be cached in."""
     from .outofcore.flat import FlatFile
     from .outofcore.stores import parts
 
     if not file.nbytes:
         return None
+    chunks = file.chunks or (1,)
+    most = max(_STRETCH_BYTES // file.dtype.itemsize, 1)
     if isinstance(file, FlatFile):
         if hasattr(os, "posix_fadvise"):
             descriptor = file.file.fileno()
             os.posix_fadvise(descriptor, file.offset, _SAMPLE_BYTES, os.POSIX_FADV_DONTNEED)
-        file = replace(file, shape=(math.prod(file.shape),), is_fortran=False)
+        if len(file.shape) == 2:
+            rows = min(panel[0], max(most // panel[1], 1))
+            chunks, most = (rows, min(panel[1], most)), 1
+        else:
+            file = replace(file, shape=(math.prod(file.shape),), is_fortran=False)
     everything = tuple(slice(0, size) for size in file.shape)
-    chunks = file.chunks or (1,)
     largest = max(_STRETCH_BYTES, math.prod(chunks) * file.dtype.itemsize)
     buffer = np.empty(largest, np.uint8)
     read = 0
     start = time.perf_counter()
-    for i, part in enumerate(parts(everything, chunks, _STRETCH_BYTES // file.dtype.itemsize)):
+    for i, part in enumerate(parts(everything, chunks, most)):
         if i == 1:  # the first one opens what there is to open
             read, start = 0, time.perf_counter()
         read += file.read(part, buffer).nbytes

@@ -233,7 +233,6 @@ def plan(
     tilewise plan 10000x50000:uint8 50000x10000:uint8 --dtype int32
     """
     from ._estimate import estimate, in_words
-    from ._operand import Operand
     from .outofcore.planning import plan_files
 
     with ExitStack() as files:
@@ -245,7 +244,7 @@ def plan(
             precision=precision,
             devices=_split(devices),
         )
-        expected = estimate(made, [x for x in operands if not isinstance(x, Operand)])
+        expected = estimate(made, operands)
     if as_json:
         _print_json({**made.to_dict(), "expected": expected})
         return

@@ -59,5 +59,10 @@ class KernelError(TilewiseError, RuntimeError):
 
 
 def describe(name: str, operand: Any) -> str:
-    """Return ``name`` with the shape, dtype and strides of ``operand``, for a message."""
-    return f"{name} (shape {operand.shape}, dtype {operand.dtype}, strides {operand.strides})"
+    """Return ``name`` with shape, dtype and strides of an operand, for a message.
+
+    A file's strides are left out: they are those of the array it stands for.
+    """
+    is_file = getattr(operand, "where", "memory") == "file"
+    strides = "" if is_file else f", strides {operand.strides}"
+    return f"{name} (shape {operand.shape}, dtype {operand.dtype}{strides})"

@@ -329,6 +329,8 @@ def _scalars(alpha: Any, beta: Any, made: Plan) -> tuple[Any, Any]:
 
 def _scalar(value: Any, name: str, compute: np.dtype[Any]) -> Any:
     """Return ``alpha`` or ``beta`` as a number of the type the sums are, or raise."""
+    if type(value) is int and value in (0, 1) and compute.kind in "fc":
+        return compute.type(value)  # as most are: at once
     number = np.asarray(value)
     if number.shape or number.dtype.kind not in "biufc":
         raise OptionError(f"{name}={value!r} is not a number")

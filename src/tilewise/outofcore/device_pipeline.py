@@ -154,7 +154,7 @@ def multiply(
             start(partial(run.work, is_gathering=False), threads.scattering)
         for run in runs[1:]:
             start(run.launch)
-        halt.guarded(runs[0].launch)
+        runs[0].launch()
     except BaseException as error:
         halt.stop(error)
     halt.join(workers)
@@ -206,7 +206,7 @@ class _Halt:
         self.check()
 
     def guarded(self, role: Callable[[], None]) -> None:
-        """Do what a thread is for, unless all is over before it begins."""
+        """Do what a new thread is for, unless all is over before it begins."""
         with self.lock:
             if self.error is not None:
                 return

@@ -400,7 +400,7 @@ def variants() -> tuple[Variant, ...]:
         for parts in (1, 2)
     ]
     split = [
-        _split_variant(split_rows, parts, way, tile, {"DEPTH": tile.depth})
+        _split_variant(split_rows, parts, way, tile, {"DEPTH": tile.depth, "WHOLE": tile.whole})
         for way, tile in ROW_TILES.items()
         for parts in (1, 2)
     ]
@@ -455,6 +455,7 @@ def _split_variant(
         {"source": "*fp32", "target": "*fp16", "scale": "*fp32", "flag": "*i32"},
         {"ROWS": tile.rows, "ALONG_K": tile.along_k, "PARTS": parts, **more},
         warps=tile.warps,
+        registers=tile.registers,
         target=16,
         target_row=16,
     )
@@ -467,6 +468,7 @@ def _variant(
     constexprs: dict[str, Any],
     *,
     warps: int = 4,
+    registers: int | None = None,
     **attrs: int,
 ) -> Variant:
     """Describe a kernel by its pointers; other arguments are told by their names."""
@@ -476,6 +478,9 @@ def _variant(
         r"[ab]_scale": "*fp32",
         r"alpha|beta|threshold": "fp32",
     }
+    options = {"num_warps": warps, "launch_pdl": True}
+    if registers is not None:
+        options["maxnreg"] = registers
     signature = {}
     for argument in function.arg_names:
         if argument not in constexprs:
@@ -489,6 +494,6 @@ def _variant(
         constexprs=constexprs,
         attrs=attrs,
         # An addition fused to a product rounds once, and then bits would be the compiler's choice.
-        options={"num_warps": warps, "enable_fp_fusion": False, "launch_pdl": True},
+        options=options | {"enable_fp_fusion": False},
         targets=("sm_90a",),
     )

@@ -24,7 +24,7 @@ from tilewise.numerics.schemes import (
 )
 
 from . import skinny_plan
-from .hopper_float32_table import LONGEST_K, PIECE_TILES, ROW_TILES, TILE
+from .hopper_float32_table import PIECE_TILES, ROW_TILES, TILE
 from .hopper_plan import chains
 from .steps import (
     MAP_BYTES,
@@ -59,6 +59,8 @@ _FLOP_PER_US = 7.0e8
 #: Bytes of A that splitting holds in the L2 cache between its two passes, and the least of blocks.
 _CACHED_BYTES = 32 << 20
 _LEAST_BLOCKS = 528
+#: Of rows that are split some at a time.
+_SHORT_K = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,13 +283,18 @@ class _Tiles:
 
     def _split_rows(self) -> Step:
         along_k = _is_along_k(self._a, self._m)
-        fitting = (way for way, longest in LONGEST_K.items() if self._k <= longest)
-        way = next(fitting, "long") if along_k else "rows"
+        is_dense = self._a.col == self._reals
+        fitting = (way for way, tile in ROW_TILES.items() if tile.whole and self._k <= tile.depth)
+        whole = list(fitting) if is_dense else []
+        way = whole[0] if whole else "short" if self._k <= _SHORT_K else "long"
+        way = way if along_k else "rows"
         rows = ROW_TILES[way].rows
         blocks = self._a_count * -(-self._m // rows)
         if 8 * blocks < self._multiprocessors:  # then a row a block, however slowly it is read
-            way, rows, blocks = "long", 1, self._a_count * self._m
-        # Of what is read twice, the second time should come from the L2 cache.
+            single = (way for way in whole if ROW_TILES[way].rows == 1)
+            way, rows, blocks = next(single, "long"), 1, self._a_count * self._m
+        # Of what is read twice, the second time should come from the L2 cache; and what follows
+        # starts when all blocks have.
         cached = _CACHED_BYTES // (4 * rows * self._k)
         arguments: Arguments = {
             "source": self._at[0],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LONGEST_K", "PIECE_TILES", "ROW_TILES", "STAGES", "TILE", "SplitTile"]
+__all__ = ["PIECE_TILES", "ROW_TILES", "STAGES", "TILE", "SplitTile"]
 
 #: Sides of a tile of C; flags are counted by as many rows and columns.
 TILE = 128
@@ -15,23 +15,37 @@ STAGES = {1: 6, 2: 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitTile:
-    """What a block splits at a time: rows by ``depth`` of K, read along K or along rows."""
+    """What a block splits at a time: rows by ``depth`` of K, read along K or along rows.
+
+    Rows that are ``whole`` have elements side by side, no more than ``depth``, and are read once.
+    Threads have no more than so many ``registers``, where it is said, so that more blocks fit.
+    """
 
     rows: int
     depth: int
     along_k: bool
     warps: int
+    whole: bool = False
+    registers: int | None = None
 
 
-#: For operands scaled by whole rows, by how long those are. What one block reads twice has to stay
-#: in the L2 cache, so a long row is one block's.
+#: For operands scaled by whole rows: those that registers hold; others, some or one a block; and
+#: what is read along rows. What one block reads twice has to stay in the L2 cache, so a long row is
+#: one block's.
 ROW_TILES = {
+    f"k{depth}": SplitTile(
+        rows=rows, depth=depth, along_k=True, warps=warps, whole=True, registers=registers
+    )
+    for rows, depth, warps, registers in (
+        *((16, 256, 4, 80), (4, 1024, 4, 80), (2, 2048, 4, 96)),
+        *((1, 4096, 4, 80), (1, 8192, 8, 80), (1, 16384, 16, None)),
+    )
+}
+ROW_TILES |= {
     "short": SplitTile(rows=16, depth=128, along_k=True, warps=4),
-    "middle": SplitTile(rows=4, depth=512, along_k=True, warps=4),
-    "long": SplitTile(rows=1, depth=4096, along_k=True, warps=8),
+    "long": SplitTile(rows=1, depth=16384, along_k=True, warps=16),
     "rows": SplitTile(rows=32, depth=256, along_k=False, warps=16),
 }
-LONGEST_K = {"short": 256, "middle": 2048}
 
 #: For operands scaled by 64 of K.
 PIECE_TILES = {

@@ -64,13 +64,15 @@ def split_rows(
     threshold,
     ROWS: gl.constexpr,
     DEPTH: gl.constexpr,
+    WHOLE: gl.constexpr,
     ALONG_K: gl.constexpr,
     PARTS: gl.constexpr,
 ):
     """Split A; ``scale`` gets what a row of C is multiplied by at the end.
 
-    A row is flagged that holds what is not finite, or less than ``threshold`` when scaled. Sets
-    ``clear_count`` words of ``cleared`` to 0 for what follows.
+    A row is flagged that holds what is not finite, or less than ``threshold`` when scaled. Rows are
+    read once where they are WHOLE: no longer than DEPTH, their elements side by side; else twice.
+    Sets ``clear_count`` words of ``cleared`` to 0 for what follows.
     """
     gdc_wait()
     # In this order: `skinny` reads B, which is there now, before it waits itself.
@@ -84,30 +86,34 @@ def split_rows(
     tiles = gl.cdiv(rows, ROWS)
     for index in range(gl.program_id(0), tiles * count, gl.num_programs(0)):
         matrix = index // tiles
-        i = (index % tiles) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, near))
+        row = (index % tiles) * ROWS
+        i = row + gl.arange(0, ROWS, gl.SliceLayout(1, near))
         x_at = source + _start(matrix, inner, source_outer, source_inner)
-        from_row = (i.to(gl.int64) * source_row)[:, None]
-        high = gl.zeros([ROWS, DEPTH], gl.int32, near)
-        low = gl.full([ROWS, DEPTH], MAGNITUDE, gl.int32, near)
-        for done in range(0, k, DEPTH):
-            j = done + gl.arange(0, DEPTH, gl.SliceLayout(0, near))
-            from_col = _step(j, pairs, source_col)[None, :]
-            inside = (i < rows)[:, None] & (j < k)[None, :]
-            bits = magnitude(gl.load(x_at + from_row + from_col, mask=inside, other=0.0))
-            high = gl.maximum(high, bits)
-            low = gl.minimum(low, gl.where(bits == 0, MAGNITUDE, bits))
+        x_at += (i.to(gl.int64) * source_row)[:, None]
+        is_row = (i < rows)[:, None]
+        if WHOLE:
+            j = gl.arange(0, DEPTH, gl.SliceLayout(0, near))
+            x = gl.load(x_at + j[None, :], mask=is_row & (j < k)[None, :], other=0.0)
+            high, low = _magnitudes(x)
+        else:
+            high = gl.zeros([ROWS, DEPTH], gl.int32, near)
+            low = gl.full([ROWS, DEPTH], MAGNITUDE, gl.int32, near)
+            for done in range(0, k, DEPTH):
+                x = _read(x_at, done, is_row, k, source_col, pairs, DEPTH, near)
+                most, least = _magnitudes(x)
+                high, low = gl.maximum(high, most), gl.minimum(low, least)
         field, flagged = judge(gl.max(high, 1), gl.min(low, 1), threshold, LEAST_ROW_FIELD, 254)
         place = matrix * rows + i
         gl.store(scale + place, power(field - 20), mask=i < rows)
         gl.store(flag + place, flagged.to(gl.int32), mask=i < rows)
         factor = power(268 - field)[:, None]
-        for done in range(0, target_row, DEPTH):
-            j = done + gl.arange(0, DEPTH, gl.SliceLayout(0, near))
-            from_col = _step(j, pairs, source_col)[None, :]
-            inside = (i < rows)[:, None] & (j < k)[None, :]
-            x = gl.load(x_at + from_row + from_col, mask=inside, other=0.0) * factor
-            at = target + (matrix.to(gl.int64) * PARTS * rows) * target_row
-            _write(at, x, (index % tiles) * ROWS, done, rows, target_row, PARTS, wide)
+        at = target + (matrix.to(gl.int64) * PARTS * rows) * target_row
+        if WHOLE:
+            _write(at, x * factor, row, 0, rows, target_row, PARTS, wide)
+        else:
+            for done in range(0, target_row, DEPTH):
+                x = _read(x_at, done, is_row, k, source_col, pairs, DEPTH, near)
+                _write(at, x * factor, row, done, rows, target_row, PARTS, wide)
 
 
 @gluon.jit
@@ -172,9 +178,8 @@ def split_pieces(
             x = gl.where(odd_j > odd_i, -x, x)
         else:
             x = gl.load(x_at, mask=inside, other=0.0)
-        bits = magnitude(x)
-        high = gl.max(bits, 1)
-        low = gl.min(gl.where(bits == 0, MAGNITUDE, bits), 1)
+        high, low = _magnitudes(x)
+        high, low = gl.max(high, 1), gl.min(low, 1)
         field, flagged = judge(high, low, threshold, LEAST_PIECE_FIELD, most_field)
         gl.store(scale + (matrix * pieces + piece) * rows + i, power(field - 8), mask=i < rows)
         at = target + (matrix.to(gl.int64) * PARTS * rows) * target_row
@@ -214,8 +219,18 @@ def _start(matrix, inner, outer_step, inner_step):
 
 
 @gluon.jit
-def _step(i, pairs, step):
-    return (i >> pairs).to(gl.int64) * step + (i & pairs)
+def _read(at, done, is_row, k, col, pairs, DEPTH: gl.constexpr, near: gl.constexpr):
+    """Return DEPTH of K of rows, zeros beyond it."""
+    j = done + gl.arange(0, DEPTH, gl.SliceLayout(0, near))
+    at += ((j >> pairs).to(gl.int64) * col + (j & pairs))[None, :]
+    return gl.load(at, mask=is_row & (j < k)[None, :], other=0.0)
+
+
+@gluon.jit
+def _magnitudes(x):
+    """Return the bits of magnitudes, as `judge` wants those of the largest and of the least."""
+    bits = magnitude(x)
+    return bits, gl.where(bits == 0, MAGNITUDE, bits)
 
 
 @gluon.jit

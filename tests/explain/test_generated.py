@@ -31,12 +31,14 @@ def _launch(seed: int, shape: Any) -> tuple[Any, Any, list[Any]]:
 def test_legal_kernels_are_found_clean(seed: int, statements: int, shape: Any) -> None:
     grid, block, args = _launch(seed, shape)
     seen = gather(compiled(kernel_source(seed, statements)), grid, block, args)
-    # What threads that have returned would have written is read all the same, by design.
-    expected = {"uninitialised read", "exit before barrier"}
-    assert {hazard.kind for hazard in seen.hazards} <= expected
+    # What threads that have returned would have written is read all the same, by design. What is
+    # divided by 0 is a matter of values, which are looked at in the blocks that are run alone.
+    found = [hazard for hazard in seen.hazards if hazard.kind != "division by zero"]
+    assert {hazard.kind for hazard in found} <= {"uninitialised read", "exit before barrier"}
     recorder, watch = all_blocks(seen)
     assert totals(seen.recorder) == totals(recorder)
-    assert hazard_counts(seen.hazards) == hazard_counts(watch.hazards())
+    every = [hazard for hazard in watch.hazards() if hazard.kind != "division by zero"]
+    assert hazard_counts(found) == hazard_counts(every)
 
 
 @settings(max_examples=30, deadline=None)

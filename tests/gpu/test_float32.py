@@ -157,17 +157,6 @@ def test_batches_and_their_parts_have_the_bits_of_single_products(shared: str) -
         same_bits(result(one_a, one_b, Stack.dense(m, n, "fp32"))[0, 0], whole[i, j])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_few_columns_have_the_bits_of_many(layout: str) -> None:
-    for m, n, k in ((1, 1, 64), (100, 16, 1000), (17, 8, 33), (50, 9, 130), (33, 3, 8192)):
-        a, b = operands(m, n, k, "fp32", layout, 1)
-        normal(a, 1), normal(b, 2)
-        a.view[0, 0, m // 2, k // 3], b.view[0, 0, k // 2, n // 2] = np.inf, 1e-20
-        result(a, b, Stack.dense(m, n, "fp32", pitch=1))
-        old = normal(Stack.dense(m, n, "fp32", "T"), 3)
-        result(a, b, old, updates=True, alpha=0.5, beta=-3.0)
-
-
 @pytest.mark.parametrize("precision", [None, "tf32"])
 def test_parts_of_rows_and_columns_have_the_bits_of_the_whole(precision: str | None) -> None:
     a, b = operands(300, 520, 200, "fp32", "NT")

@@ -36,10 +36,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from . import skinny
 from .compile import Variant
 from .hopper import STREAMED, Work, columns, next_stage
-from .hopper_float32_table import PIECE_TILES, ROW_TILES, STAGES, THIN_N, TILE, SplitTile
+from .hopper_float32_table import PIECE_TILES, ROW_TILES, STAGES, TILE, SplitTile
 from .repair import list_flagged, repair, write
 from .split import PIECE, split_pieces, split_rows
-from .thin import multiply_thin
 
 __all__ = ["multiply", "multiply_any", "variants"]
 
@@ -403,7 +402,7 @@ def variants() -> tuple[Variant, ...]:
     split = [
         _split_variant(split_rows, parts, way, tile, {"DEPTH": tile.depth, "WHOLE": tile.whole})
         for way, tile in ROW_TILES.items()
-        for parts in (0, 1, 2)
+        for parts in (1, 2)
     ]
     split += [
         _split_variant(split_pieces, parts, way + "_complex" * pairs, tile, {"PAIRS": pairs})
@@ -423,21 +422,8 @@ def variants() -> tuple[Variant, ...]:
         for a_along_k in (True, False)
         for b_along_k in (True, False)
     ]
-    thin = [
-        _variant(
-            f"thin_{'k' if dense else 'any'}_{tile_n}",
-            multiply_thin,
-            {"a": "*fp32", "b": "*fp16", "c": "*fp32"},
-            {"TILE_N": tile_n, "DENSE": dense},
-            warps=1,
-            b=16,
-            b_depth=16,
-        )
-        for dense in (True, False)
-        for tile_n in THIN_N
-    ]
     listed = _variant("list_flagged", list_flagged, {}, {}, warps=1)
-    return (*multiplied, *split, *thin, listed, *repairs, *skinny.variants())
+    return (*multiplied, *split, listed, *repairs, *skinny.variants())
 
 
 def _multiply_variant(function: Any, parts: int) -> Variant:

@@ -24,7 +24,7 @@ from tilewise.numerics.schemes import (
 )
 
 from . import skinny_plan
-from .hopper_float32_table import PIECE_TILES, ROW_TILES, THIN_M, THIN_N, TILE
+from .hopper_float32_table import PIECE_TILES, ROW_TILES, TILE
 from .hopper_plan import chains
 from .steps import (
     MAP_BYTES,
@@ -54,9 +54,6 @@ _TILE_US = 2.0
 #: What reading as much of a row as a block holds takes, twice.
 _ROUND_US = 1.6
 _PIECE_US = {None: 1.12, "tf32": 0.50}
-#: Estimated: a warp's time for 64 of K of few columns, and how many share a multiprocessor.
-_THIN_PIECE_US = 0.6
-_THIN_BLOCKS = 8
 #: What the chip's power allows in all, of products of float16.
 _FLOP_PER_US = 7.0e8
 #: Bytes of A that splitting holds in the L2 cache between its two passes, and the least of blocks.
@@ -179,8 +176,6 @@ def _choices(p: Problem, at: _Start, multiprocessors: int) -> Iterator[Choice]:
     yield _Tiles(p, at, multiprocessors).choice()
     if skinny_plan.suits(p):
         yield _Skinny(p, at, multiprocessors).choice()
-    if _Thin.suits(p):
-        yield _Thin(p, at, multiprocessors).choice()
 
 
 class _Tiles:
@@ -189,7 +184,6 @@ class _Tiles:
     Complex matrices are real ones to the kernels: C and A have twice the columns, B twice of both.
     """
 
-    _splits_a = True
     _splits_b = True
 
     def __init__(self, p: Problem, at: _Start, multiprocessors: int) -> None:
@@ -207,7 +201,7 @@ class _Tiles:
 
         self._room = room = Room()
         a_rows, b_rows = self._a_count * self._m, self._b_count * self._n
-        self._a_parts = room.take(2 * self._parts * a_rows * self._depth * self._splits_a)
+        self._a_parts = room.take(2 * self._parts * a_rows * self._depth)
         self._b_parts = room.take(2 * self._parts * b_rows * self._depth * self._splits_b)
         self._a_scale = room.take(4 * a_rows)
         self._b_scale = room.take(4 * b_rows * (self._depth // PIECE) * self._splits_b)
@@ -322,7 +316,7 @@ class _Tiles:
             "threshold": self._threshold,
         }
         blocks = min(blocks, max(cached, _LEAST_BLOCKS))
-        return Step.of(f"split_rows_{self._parts * self._splits_a}_{way}", blocks, arguments)
+        return Step.of(f"split_rows_{self._parts}_{way}", blocks, arguments)
 
     def _split_pieces(self) -> Step:
         along_k = _is_along_k(self._b.transposed, self._n)
@@ -481,57 +475,6 @@ class _Skinny(_Tiles):
             workspace_bytes=self._room.nbytes,
             expected_us=3 * _LAUNCH_US + split_us + multiply.expected_us,
             why=f"fp16x3, {multiply.why}",
-        )
-
-
-class _Thin(_Tiles):
-    """A product of few columns: what multiplies splits A, whose scales are found beforehand."""
-
-    _splits_a = False
-
-    @staticmethod
-    def suits(p: Problem) -> bool:
-        """Say whether it can be computed so: of what is counted by 32 bits, scales are the most."""
-        counted = p.outer * p.inner * max(p.m, p.n * -(-p.k // PIECE))
-        is_plain = p.dtype == "fp32" and p.precision is None and chains(p.k)[0] == 1
-        return is_plain and p.n <= THIN_N[-1] and counted < 2**31
-
-    def choice(self) -> Choice:
-        p = self._p
-        width = next(n for n in THIN_N if self._n <= n)
-        tiles_m = -(-self._m // THIN_M)
-        items = tiles_m * p.outer * p.inner
-        arguments: Arguments = {
-            "a": self._at[0],
-            "b": self._b_parts,
-            "c": self._at[2],
-            "a_scale": self._a_scale,
-            "b_scale": self._b_scale,
-            "a_flag": self._a_flag,
-            "b_flag": self._b_flag,
-            "m": self._m,
-            "n": self._n,
-            "k": self._k,
-            "inner": p.inner,
-            "tiles_m": tiles_m,
-            "items": items,
-            "b_depth": self._depth,
-            **self._nexts,
-            **self._alpha_beta,
-            **self._a.arguments("a"),
-            **self._c.arguments("c"),
-        }
-        way = "k" if self._a.col == 1 else "any"
-        multiply = Step.of(f"thin_{way}_{width}", min(items, MOST_BLOCKS), arguments)
-        # A is read twice, as float32: for its scales, and to be multiplied.
-        read_us = 4 * self._a_count * self._m * self._depth / _BYTES_PER_US
-        waves = -(-items // (_THIN_BLOCKS * self._multiprocessors))
-        pieces_us = waves * self._depth // PIECE * _THIN_PIECE_US
-        return Choice(
-            steps=(self._split_rows(), self._split_pieces(), multiply, self._repair()),
-            workspace_bytes=self._room.nbytes,
-            expected_us=4 * _LAUNCH_US + read_us + max(read_us, pieces_us),
-            why=f"fp16x3, A split as it is read, {items} tiles of {THIN_M}x{width}",
         )
 
 

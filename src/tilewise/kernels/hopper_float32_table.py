@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PIECE_TILES", "ROW_TILES", "STAGES", "THIN_M", "THIN_N", "TILE", "SplitTile"]
+__all__ = ["PIECE_TILES", "ROW_TILES", "STAGES", "TILE", "SplitTile"]
 
 #: Sides of a tile of C; flags are counted by as many rows and columns.
 TILE = 128
-
-#: Rows of C of a block of `thin.multiply_thin`, and its columns, all that there are.
-THIN_M = 16
-THIN_N = (8, 16)
 
 #: Stages of the ring of operands, by the parts that they are split into: what fits beside C.
 STAGES = {1: 6, 2: 3}
@@ -47,7 +43,7 @@ ROW_TILES = {
 }
 ROW_TILES |= {
     "short": SplitTile(rows=16, depth=128, along_k=True, warps=4),
-    "long": SplitTile(rows=1, depth=8192, along_k=True, warps=16),
+    "long": SplitTile(rows=1, depth=16384, along_k=True, warps=16),
     "rows": SplitTile(rows=32, depth=256, along_k=False, warps=16),
 }
 

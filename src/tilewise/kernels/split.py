@@ -68,7 +68,7 @@ def split_rows(
     ALONG_K: gl.constexpr,
     PARTS: gl.constexpr,
 ):
-    """Split A; ``scale`` gets what a row of C is multiplied by at the end. 0 PARTS: no more.
+    """Split A; ``scale`` gets what a row of C is multiplied by at the end.
 
     A row is flagged that holds what is not finite, or less than ``threshold`` when scaled. Rows are
     read once where they are WHOLE: no longer than DEPTH, their elements side by side; else twice.
@@ -108,9 +108,7 @@ def split_rows(
         gl.store(flag + place, flagged.to(gl.int32), mask=i < rows)
         factor = power(268 - field)[:, None]
         at = target + (matrix.to(gl.int64) * PARTS * rows) * target_row
-        if PARTS == 0:
-            pass
-        elif WHOLE:
+        if WHOLE:
             _write(at, x * factor, row, 0, rows, target_row, PARTS, wide)
         else:
             for done in range(0, target_row, DEPTH):

@@ -50,7 +50,7 @@ def filled(page: str) -> str:
             made = table({"cases": [case_of(*chosen) for chosen in CHOSEN]})
         else:
             record = recorded(place[2])
-            made = table_of_calls(record) if record["name"] == "call" else table(record)
+            made = _TABLES.get(record["name"], table)(record)
         return f"{place[1]}\n{made}\n\n{place[3]}"
 
     return _PLACE.sub(table_of, page)
@@ -106,6 +106,28 @@ def table_of_calls(record: dict[str, Any]) -> str:
             )
             lines.append(f"| {case['case'].replace('^3', '³')} | {', '.join(times)} |")
     return "\n".join(lines)
+
+
+def table_of_host(record: dict[str, Any]) -> str:
+    """Return a row for each product of host arrays: into new memory, and into a given result."""
+    lines = [
+        "| float32, M × N × K | new result | given result | of CuPy's rate | of torch's |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for case in record["cases"]:
+        if "calls" in case:
+            calls = case["calls"]
+            ways = [calls["tilewise"], calls["tilewise, into a result"]]
+            times = " | ".join(shown_time(way["median_s"]) for way in ways)
+            speeds = " | ".join(
+                " / ".join(f"{ratio(way, calls[other]):.1f}" for way in ways)
+                for other in ("cupy", "torch")
+            )
+            lines.append(f"| {shown_sizes(case['case'])} | {times} | {speeds} |")
+    return "\n".join(lines)
+
+
+_TABLES = {"call": table_of_calls, "host": table_of_host}
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:

@@ -64,12 +64,15 @@ def hopper_jobs() -> Iterator[Job]:
 
 
 def float32_jobs() -> Iterator[Job]:
-    """Lengths of K that splits tell apart; a row and a column are flagged when it runs."""
-    sizes = ((200, 264, 840), (600, 72, 80), (200, 136, 2100), (33, 65, 17000))
-    for (m, n, k), layout, pitch in product(sizes, LAYOUTS, (8, 1)):
+    """Lengths and steps that splits tell apart; a row and a column are flagged when it runs."""
+    sizes = ((600, 80), (200, 840), (200, 1500), (200, 2100), (33, 5000), (33, 9000), (33, 17000))
+    for (m, k), n, layout, pitch in product(sizes, (136, 65), LAYOUTS, (8, 1, -2)):
         for precision, dtype in product((None, "tf32"), ("fp32", "c64")):
-            a, b = (Stack.dense(m, k, dtype, layout[0], pitch), Stack.dense(k, n, dtype, layout[1]))
-            c = Stack.dense(m, n, dtype, pitch=pitch)
+            a = Stack.dense(m, k, dtype, layout[0], abs(pitch))
+            if pitch < 0:  # every second element
+                a = Stack.of((1, 1, m, k), (0, 0, 2 * k, 2), dtype)
+            b = Stack.dense(k, n, dtype, layout[1])
+            c = Stack.dense(m, n, dtype, pitch=abs(pitch))
             p = float32.problem(a, b, c, dtype=dtype, precision=precision)
             few = skinny.every_way(p) if (precision, dtype) == (None, "fp32") else ()
             for choice in chain(float32.choices(p), few):

@@ -320,6 +320,14 @@ def _check_group(a: Any, b: Any, out: Any) -> None:
         )
     if out is not None and (type(out) not in (list, tuple) or len(out) != len(a)):
         raise ShapeError(f"out of a grouped product is a list of {len(a)} arrays")
+    for i, place in enumerate(out or ()):
+        others = (x for each in (a, b, out) for j, x in enumerate(each) if j != i)
+        arrays = [x for x in others if isinstance(x, np.ndarray)]
+        if isinstance(place, np.ndarray) and _arrays.overlap(place, *arrays):
+            raise ShapeError(
+                f"out[{i}] shares memory with an array of another pair, which would be read, or "
+                "written, after it; give it a place of its own"
+            )
 
 
 def _scalars(alpha: Any, beta: Any, made: Plan) -> tuple[Any, Any]:

@@ -292,7 +292,7 @@ def _device_of(a: Any, b: Any, out: Any, out_name: str) -> int | None:
         raise DeviceError(
             f"{said}; operands and {out_name} must be in one place: copy one of them there"
         )
-    return next(iter(places.values()))
+    return next(iter(places.values()), None)  # None of two operands is left to `adopt`
 
 
 def _adopt_device(x: Any, name: str, stream: int, is_out: bool = False) -> DeviceArray:

@@ -76,10 +76,14 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; bad input gives one line, no traceback."""
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):  # None where it was closed; old code pages have no ≤
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     try:
         args = list(sys.argv[1:] if argv is None else argv)
         code = app(args=args or ["--help"], prog_name="tilewise", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except CheckError as error:
         return _fail(_with_notes(error), 1)
     except TilewiseError as error:

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tilewise as tw
 from tests.support import INTEGERS, exact_integers
 from tilewise.numerics.check import Check, check
 
@@ -238,6 +239,32 @@ def test_partial_sums_that_overflow_may_leave_inf_or_not(way: str) -> None:
     for value in (-np.inf, np.nan, 2e38):
         c[2, 5] = value
         assert wrong_only_at(check(a, b, c), (2, 5))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("f4", 1e25), ("f8", 1e200), ("F", 1e25)])
+def test_terms_of_both_signs_that_overflow_may_leave_nan(way: str, dtype: str, size: float) -> None:
+    a, b = np.ones((17, 40), dtype), np.ones((40, 17), dtype)
+    a[2, :3], b[:3, 5] = (size, 2 * size, -2 * size), size
+    a[4, :3] = size, 2 * size, 2 * size  # of one sign: Inf, never NaN
+    with np.errstate(over="ignore", invalid="ignore"):
+        c = np.matmul(a, b)
+    c[2, 5], c[4, 5] = np.nan, np.inf
+    assert check(a, b, c)
+    for value in (np.inf, -np.inf):
+        c[2, 5] = value
+        assert check(a, b, c)
+    c[2, 5], c[4, 5] = np.nan, np.nan
+    assert wrong_only_at(check(a, b, c), (4, 5))
+    c[4, 5], c[3, 3] = np.inf, np.nan
+    assert wrong_only_at(check(a, b, c), (3, 3))
+
+
+def test_finite_operands_whose_terms_overflow_pass_their_own_check() -> None:
+    a, b = np.array([[1e25, 2e25]], "f4"), np.array([[1e25], [-1e25]], "f4")
+    c = np.array([[1e30 + 1e30j]], "F")
+    for x, y in ((a, b), (c, c)):
+        with np.errstate(over="ignore", invalid="ignore"):
+            assert not np.isfinite(tw.matmul(x, y, verify=True)).any()
 
 
 def test_much_overflow_does_not_blur_the_rest(rng: np.random.Generator, sums_only: None) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, log2, sqrt
+from math import ceil, frexp, log2, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ class Sums:
     columns: Side
     inf_rows: Bools  #: (m,) rows of A with Inf and no NaN: sums say nothing of them
     inf_columns: Bools  #: (n,) the same for columns of B
-    inf_blocks: Bools  #: (m, blocks of columns) with an Inf in C where the operands are finite
+    inf_blocks: Bools  #: (m, blocks of columns) with what may have overflowed in C, of finite operands
     square_sum: float  #: of the finite elements of C
     largest: float  #: magnitude among them
 
@@ -356,6 +356,7 @@ class _Scaled:
                 again.look(*panel, row_shift=-self.q)
             column_powers = again.column_powers
         self.t = settled(column_powers)
+        self._column_powers = column_powers
         for panel in self._read(a, left, is_look=True):
             self.a_seen.look(*panel, column_shift=self.q if self.q.any() else None)
         self.p = settled(self.a_seen.row_powers)
@@ -401,9 +402,12 @@ class _Scaled:
         nan_expected = self.a_seen.nan_rows[rows, None] | self.b_seen.nan_columns[columns]
         wrong = nan_expected & (np.isfinite(x) if self._rule.is_complex else ~is_nan)
         in_doubt = ~is_expected & ~np.isfinite(x)
-        if self._rule.has_inf:
-            wrong |= in_doubt & is_nan
-            in_doubt &= ~is_nan
+        if self._rule.has_inf:  # a NaN may be Inf − Inf where terms are large enough to overflow
+            powers = self.a_seen.row_powers[rows, None].astype(np.int64)
+            powers = powers + self._column_powers[columns] + self.sizes[1].bit_length()
+            is_wrong_nan = in_doubt & is_nan & (powers < frexp(self._rule.sum_max)[1])
+            wrong |= is_wrong_nan
+            in_doubt &= ~is_wrong_nan
         if wrong.any():
             i, j = np.nonzero(wrong)
             self._found_wrong(i + rows.start, (j + columns.start) // self.parts)

@@ -103,7 +103,7 @@ def dtype_named(dtype: Any) -> DType:
     """
     try:
         known: DType = np.dtype(dtype)
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:  # "5%", "f4,(2"
         if isinstance(dtype, str) and (dtype == "bfloat16" or dtype in _FLOAT8_NAMES):
             try:
                 import ml_dtypes
@@ -150,5 +150,6 @@ def _way_out(dtype: DType) -> str:
         )
     if is_extension(dtype):
         wider = "int8" if "int" in dtype.name else "float32"
+        wider = "complex64" if dtype.name in ("complex32", "bcomplex32") else wider
         return f"convert it to a type that holds its values, with .astype(np.{wider})"
     return "convert it to a number type first"

@@ -154,7 +154,7 @@ def compare(pieces: Iterable[tuple[Floats, Floats]], got: Floats, rule: Rule) ->
             odd = ~np.isfinite(got)
             may = _may_overflow(got, exact, magnitude, allowed, rule)
             ratio[odd] = np.where(may[odd], 0.0, np.inf)
-            is_unsure[odd] &= ~np.isnan(got[odd]) | (not rule.has_inf)
+            is_unsure[odd] &= ~np.isnan(got[odd]) | may[odd] | (not rule.has_inf)
         if infinite is not None:
             odd = ~np.isfinite(infinite)
             fits = _fits_pattern(got, infinite, magnitude, rule)
@@ -208,14 +208,19 @@ def _may_overflow(
 ) -> NDArray[np.bool_]:
     """Whether each non-finite element may stem from finite operands: by overflow, as promised.
 
-    The result overflows where C* does; it may where the terms of one sign overflow the sum.
+    The result overflows where C* does; it may where the terms of one sign overflow the sum, and be
+    Inf − Inf where those of both signs do.
     """
     result_overflows = (np.abs(exact) + allowed >= rule.result_max) & (got * exact > 0)
     if not rule.has_inf:
         return np.isnan(got) & (np.abs(exact) + allowed >= rule.result_max)
-    one_sign = (magnitude + np.sign(got) * exact) / 2
-    sum_overflows = ~(one_sign * (1 + 2.0**-10) < rule.sum_max)  # also where it is Inf or NaN
-    may: NDArray[np.bool_] = ~np.isnan(got) & (result_overflows | sum_overflows)
+    positive, negative = (  # also where a sum is Inf or NaN
+        ~((magnitude + sign * exact) / 2 * (1 + 2.0**-10) < rule.sum_max) for sign in (1, -1)
+    )
+    one_sign = np.where(got > 0, positive, negative)
+    may: NDArray[np.bool_] = np.where(
+        np.isnan(got), positive & negative, result_overflows | one_sign
+    )
     return may
 
 
@@ -224,11 +229,16 @@ def _may_overflow_exactly(
 ) -> bool:
     """Decide the same for one element."""
     result_overflows = abs(exact) + allowed >= Fraction(rule.result_max)
-    if np.isnan(value) or not rule.has_inf:
-        return bool(np.isnan(value)) and not rule.has_inf and result_overflows
-    toward = exact if value > 0 else -exact
-    one_sign = (magnitude + toward) / 2 * (1 + Fraction(1, 2**10))
-    return (result_overflows and toward > 0) or one_sign >= Fraction(rule.sum_max)
+    if not rule.has_inf:
+        return bool(np.isnan(value)) and result_overflows
+    positive, negative = (
+        (magnitude + signed) / 2 * (1 + Fraction(1, 2**10)) >= Fraction(rule.sum_max)
+        for signed in (exact, -exact)
+    )
+    if np.isnan(value):
+        return positive and negative
+    toward, one_sign = (exact, positive) if value > 0 else (-exact, negative)
+    return (result_overflows and toward > 0) or one_sign
 
 
 def _fits_pattern(

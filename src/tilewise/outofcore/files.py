@@ -192,6 +192,12 @@ class Target:
         if not final.parent.is_dir():
             raise FileError(f"{name} cannot be created: {final.parent} is not a directory")
         target = cls(name, kind, final, inner or "/c")
+        try:
+            os.stat(final.with_name(f"{final.name}.journal"))  # the longest of its names
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise FileError(f"{name} cannot be created: {error.strerror}") from error
         if final.exists() and (lost := target._lost_by_replacing()):
             raise FileError(f"{name} {lost}; give the result another name")
         return target

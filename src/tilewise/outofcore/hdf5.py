@@ -98,7 +98,7 @@ def create_hdf5(part: Path, final: Path, inner: str, layout: Layout) -> None:
             space = h5py.h5s.create_simple(layout.shape)
             kind = h5py.h5t.py_create(dtype, logical=True)
             h5d.create(file.id, inner.encode(), kind, space, how, links)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: what cannot be written at its end
         raise FileError(f"{name} cannot be created: {error}") from error
     with FileIO(part, "r+") as flat:
         reserve(flat, os.fstat(flat.fileno()).st_size, name, part)
@@ -119,9 +119,13 @@ def holds_only(path: Path, inner: str) -> bool:
     h5py = _h5py(f"out ({path})")
     try:
         with h5py.File(path, "r") as file:
-            found = [f"/{name}" for name in _datasets(h5py, file)]
-            return found == [inner] and not len(file.attrs) and not len(file[inner].attrs)
-    except OSError:
+            place = file
+            for step in inner.strip("/").split("/"):  # links and groups count, which visits skip
+                if list(place) != [step] or len(place.attrs):
+                    return False
+                place = place[step]
+            return isinstance(place, h5py.Dataset) and not len(place.attrs)
+    except (OSError, RuntimeError, KeyError):
         return False
 
 
@@ -156,5 +160,8 @@ def _dataset(h5py: ModuleType, file: Any, inner: str | None, name: str) -> Any:
 
 def _datasets(h5py: ModuleType, file: Any) -> list[str]:
     found: list[str] = []
-    file.visititems(lambda path, x: found.append(path) if isinstance(x, h5py.Dataset) else None)
+    try:
+        file.visititems(lambda path, x: found.append(path) if isinstance(x, h5py.Dataset) else None)
+    except (RuntimeError, KeyError) as error:  # what h5py makes of damaged links and groups
+        raise FileError(f"{file.filename} is damaged: {error}") from error
     return found

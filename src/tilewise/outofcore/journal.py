@@ -128,10 +128,12 @@ class Journal:
         lines = text[:whole].decode(errors="replace").splitlines()
         try:
             self._identity = json.loads(lines[0]) if lines else None
+            if lines and not isinstance(self._identity, dict):
+                raise ValueError(lines[0])
             for line in lines[1:]:
                 word, number = line.split()
                 {"done": self.done.add, "redo": self.done.discard}[word](int(number))
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RecursionError):
             raise FileError(
                 f"{self.path} is not a journal of tiles; remove it and {self._unfinished} "
                 "to begin anew"

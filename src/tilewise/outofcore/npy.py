@@ -128,7 +128,14 @@ def _read_header(
         # np.save calls ml_dtypes.float8_e5m2 "<f1", a name that NumPy itself does not know.
         descr: Any = "V1" if header["descr"] == "<f1" else header["descr"]
         dtype = np.lib.format.descr_to_dtype(descr)
-    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
+    except (
+        ValueError,
+        SyntaxError,
+        TypeError,
+        LookupError,
+        RecursionError,
+        MemoryError,
+    ):
         raise broken from None
     if (
         not isinstance(shape, tuple)

@@ -189,7 +189,28 @@ def _target(out: FileOperand, verify: bool, *operands: Matrix) -> Target:
                 f"{target.name} is the same file as {x.name}; inputs are never overwritten, so "
                 "give the result another name"
             )
+        if target.store is not None and _is_of(x, target.store):
+            raise FileError(
+                f"{target.name} is {x.name}, or shares its memory or file, and is written while "
+                "that is read; give the result a place of its own"
+            )
     return target
+
+
+def _is_of(x: Matrix, store: Any) -> bool:
+    """Whether a store is, or is in the place of, what an operand is read from."""
+    own = getattr(x, "store", None)
+    if own is store or (
+        isinstance(own, np.ndarray)
+        and isinstance(store, np.ndarray)
+        and np.may_share_memory(own, store)
+    ):
+        return True
+    if not hasattr(store, "__getitem__"):
+        return False
+    with open_matrix(store, "out") as place:
+        path = place.path
+    return path is not None and x.is_same_file(path)
 
 
 def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> None:
@@ -198,7 +219,12 @@ def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> No
         identities = a.identity(), b.identity()
         if None in identities:  # nothing tells whether they are still what they were
             journal.forget(set(journal.done))
-        journal.begin(_identity(plan, *identities))
+        try:
+            journal.begin(_identity(plan, *identities))
+        except FileError:
+            if not journal.done:  # such as on a full disk: nothing is worth keeping
+                journal.remove()
+            raise
         try:
             output = _open_output(plan, a, b, target, journal)
             try:

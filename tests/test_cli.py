@@ -249,6 +249,9 @@ def a_folder_as_known_part(folder: Path) -> None:
         (nothing, ["--memory", "0"], r"the smallest tiles of .*, and memory= allows 0 B; .*"),
         (nothing, ["--dtype", "int8"], r"float64 @ float64 is float64, which does not become .*"),
         (nothing, ["--dtype", "number"], r"dtype='number' is not an element type: .*"),
+        (nothing, ["--dtype", "5%"], r"dtype='5%' is not an element type: .*"),
+        (nothing, ["--dtype", "f4,(2"], r"dtype='f4,\(2' is not an element type: .*"),
+        (nothing, ["-o", 250 * "c" + ".npy"], r"out \(c+\.npy\) cannot be created: File name .*"),
         (nothing, ["--devices", "cuda:0"], r"device 'cuda:0' was asked for, and .*"),
         (nothing, ["--devices", "foo"], r"device 'foo' is not 'cpu', 'cuda:0', 'cuda:1' and .*"),
         (nothing, ["--precision", "half"], r"precision='half' is not one of .*"),
@@ -310,6 +313,24 @@ def test_other_bad_input_is_one_line_too(
     assert re.search(message, err), err
     assert err.startswith("tilewise: ")
     assert err.count("\n") == 1
+
+
+def test_an_old_code_page_changes_no_exit_code(folder: Path) -> None:
+    np.save("C.npy", A @ B)
+    page = {**os.environ, "PYTHONIOENCODING": "cp1252"}
+    for arguments in (["check", "A.npy", "B.npy", "C.npy"], ["plan", "A.npy", "B.npy"]):
+        done = run(*arguments, env=page, encoding="cp1252")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirection")
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_stream_changes_no_exit_code(folder: Path, closed: str) -> None:
+    line = f'exec "$0" -m tilewise mul A.npy B.npy -o C.npy {closed}'
+    done = subprocess.run(["sh", "-c", line, sys.executable], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert np.array_equal(np.load("C.npy"), A @ B)
 
 
 def test_a_full_disk_is_one_line(folder: Path) -> None:

@@ -282,6 +282,24 @@ def test_lists_of_arrays_are_a_grouped_product(rng: Any) -> None:
         tw.matmul(a, b[0])
 
 
+def test_a_group_refuses_a_place_that_another_pair_reads_or_writes(rng: Any) -> None:
+    a, b, c, d = (rng.standard_normal((4, 4)) for _ in range(4))
+    place, other = np.zeros((4, 4)), np.zeros((4, 4))
+    before = b.copy()
+    for out in ([b, other], [place, place], [place, a]):
+        with pytest.raises(tw.TilewiseError, match=r"out\[\d\] shares memory with an array of an"):
+            tw.matmul([a, b], [c, d], out=out)
+        assert not place.any()
+        assert np.array_equal(b, before)
+    expected = a @ c
+    wide = np.zeros((4, 8))
+    tw.matmul([a, b], [c, d], out=[a, wide[:, ::2]])  # its own operand may be the place
+    assert np.array_equal(a, expected)
+    assert np.array_equal(wide[:, ::2], b @ d)
+    halves = np.zeros((2, 4, 4))
+    tw.matmul([a, b], [c, d], out=list(halves))
+
+
 def test_threads_do_not_disturb_each_other(rng: Any) -> None:
     a = rng.integers(-(2**40), 2**40, (40, 60))
     expected = np.matmul(a, a.T)

@@ -49,7 +49,8 @@ def matmul(
         pair, and give a list.
     out : array (..., m, n), optional
         Where to write: exactly the result's shape and dtype, any strides. It may overlap an
-        operand; the result is then right all the same.
+        operand; the result is then right all the same. Of lists, no array may overlap one of
+        another pair; and it is not noticed if two memory maps of one file do.
     dtype : dtype, optional
         The result's type, computed without overflow on the way: int8 matrices with
         ``dtype=np.int32`` give exact sums.
@@ -320,14 +321,12 @@ def _check_group(a: Any, b: Any, out: Any) -> None:
         )
     if out is not None and (type(out) not in (list, tuple) or len(out) != len(a)):
         raise ShapeError(f"out of a grouped product is a list of {len(a)} arrays")
-    for i, place in enumerate(out or ()):
-        others = (x for each in (a, b, out) for j, x in enumerate(each) if j != i)
-        arrays = [x for x in others if isinstance(x, np.ndarray)]
-        if isinstance(place, np.ndarray) and _arrays.overlap(place, *arrays):
-            raise ShapeError(
-                f"out[{i}] shares memory with an array of another pair, which would be read, or "
-                "written, after it; give it a place of its own"
-            )
+    taken = _arrays.meeting(a, b, out or ())
+    if taken is not None:
+        raise ShapeError(
+            f"out[{taken}] shares memory with an array of another pair, which would be read, or "
+            "written, after it; give it a place of its own"
+        )
 
 
 def _scalars(alpha: Any, beta: Any, made: Plan) -> tuple[Any, Any]:

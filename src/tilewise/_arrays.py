@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -270,6 +271,22 @@ def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
             except np.exceptions.TooHardError:
                 return True
     return False
+
+
+def meeting(a: Sequence[Any], b: Sequence[Any], out: Sequence[Any]) -> int | None:
+    """Return an ``i`` of which ``out[i]`` shares host memory with an array of another pair."""
+    every = [(i, x) for each in (a, b, out) for i, x in enumerate(each) if type(x) is np.ndarray]
+    if not out or not every:
+        return None
+    pairs = np.array([i for i, _ in every])
+    bounds = np.array([np.lib.array_utils.byte_bounds(x) for _, x in every])
+    for i, place in enumerate(out):
+        if type(place) is np.ndarray:
+            low, high = np.lib.array_utils.byte_bounds(place)
+            near = (bounds[:, 0] < high) & (bounds[:, 1] > low) & (pairs != i)
+            if overlap(place, *(every[j][1] for j in np.flatnonzero(near))):
+                return i
+    return None
 
 
 def _device_of(a: Any, b: Any, out: Any, out_name: str) -> int | None:

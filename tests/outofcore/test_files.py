@@ -189,6 +189,10 @@ def _npy(array: Any) -> bytes:
         (_header("{'descr': '<f4'}"), "has a broken .npy header"),
         (_header("(" * 5000), "has a broken .npy header"),
         (
+            _header("{'descr': (), 'fortran_order': False, 'shape': (1, 4)}"),
+            "has a broken .npy header",
+        ),
+        (
             _header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4)}"),
             "has a broken .npy header",
         ),

@@ -520,3 +520,24 @@ def test_H2_switches_are_off_when_they_say_so(
             folder.multiply(x, x, **{option: value})
     with pytest.raises(BudgetError):
         folder.multiply(x, x, memory=0)
+
+
+def test_an_operand_is_no_place_for_the_result(tmp_path: Path) -> None:
+    x = small_integers(np.random.default_rng(3), (300, 300), np.dtype("f8"))
+    y = x.copy()
+    on_disk = np.lib.format.open_memmap(tmp_path / "m.npy", "w+", "f8", (300, 300))
+    on_disk[...] = x
+    on_disk.flush()
+    for a, b, out in (
+        (y, y, y),
+        (y, x, y[:]),
+        (x, y, y[::-1]),
+        (str(tmp_path / "m.npy"), x, on_disk),
+    ):
+        with pytest.raises(FileError, match="is written while that is read"):
+            multiply_files(a, b, out, memory="400KiB")
+    assert np.array_equal(y, x)
+    assert np.array_equal(np.load(tmp_path / "m.npy"), x)
+    out = np.zeros((300, 300))
+    multiply_files(y, x, out, memory="400KiB")
+    assert np.array_equal(out, x @ x)

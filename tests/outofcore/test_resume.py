@@ -393,11 +393,12 @@ def test_a_part_of_something_else_is_not_removed(folder: Path, out: str) -> None
     assert np.array_equal(load(out), expected())
 
 
-def test_a_journal_of_something_else_is_refused(folder: Path) -> None:
-    Path("c.npy.journal").write_text("dear diary\n")
+@pytest.mark.parametrize("text", ["dear diary\n", "5\ndone 0\n", "[" * 100_000 + "\n"])
+def test_a_journal_of_something_else_is_refused(folder: Path, text: str) -> None:
+    Path("c.npy.journal").write_text(text)
     with pytest.raises(FileError, match="is not a journal of tiles; remove it and"):
         multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
-    assert Path("c.npy.journal").read_text() == "dear diary\n"
+    assert Path("c.npy.journal").read_text() == text
 
 
 def test_one_process_at_a_time_writes_an_output(folder: Path) -> None:

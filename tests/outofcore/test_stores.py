@@ -456,6 +456,18 @@ def test_an_output_replaces_its_like_and_nothing_else(folder: Path) -> None:
         file["c"].attrs["units"] = "m"
     with pytest.raises(FileError, match="holds more than /c"):
         multiply_files(x, x, "c.h5")
+    for more in ("group", "soft link", "external link", "type"):
+        multiply_files(x, x, f"{more}.h5:/c")
+        with h5py.File(f"{more}.h5", "r+") as file:
+            if more == "group":
+                file.create_group("meta").attrs["units"] = "m"
+            elif more == "type":
+                file["t"] = np.dtype("f4")
+            else:
+                target = h5py.SoftLink("/c") if more == "soft link" else h5py.ExternalLink("o", "/")
+                file["link"] = target
+        with pytest.raises(FileError, match="holds more than /c"):
+            multiply_files(x, x, f"{more}.h5:/c")
     Path("c.zarr.old").mkdir()
     Path("c.zarr.old/precious").touch()
     multiply_files(x, x, "c.zarr")

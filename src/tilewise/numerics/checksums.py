@@ -62,7 +62,7 @@ class Sums:
     columns: Side
     inf_rows: Bools  #: (m,) rows of A with Inf and no NaN: sums say nothing of them
     inf_columns: Bools  #: (n,) the same for columns of B
-    inf_blocks: Bools  #: (m, blocks of columns) with what may have overflowed in C, of finite operands
+    inf_blocks: Bools  #: (m, blocks of columns) in which C may have overflowed
     square_sum: float  #: of the finite elements of C
     largest: float  #: magnitude among them
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -298,6 +299,15 @@ def test_a_group_refuses_a_place_that_another_pair_reads_or_writes(rng: Any) -> 
     assert np.array_equal(wide[:, ::2], b @ d)
     halves = np.zeros((2, 4, 4))
     tw.matmul([a, b], [c, d], out=list(halves))
+
+
+def test_two_maps_of_one_file_share_it(rng: Any, tmp_path: Path) -> None:
+    x = rng.integers(-3, 4, (900, 900)).astype("f8")
+    np.save(tmp_path / "x.npy", x)
+    read = np.load(tmp_path / "x.npy", mmap_mode="r")
+    place = np.lib.format.open_memmap(tmp_path / "x.npy", "r+")
+    tw.matmul(read, read, out=np.asarray(place))
+    assert np.array_equal(place, x @ x)
 
 
 def test_threads_do_not_disturb_each_other(rng: Any) -> None:

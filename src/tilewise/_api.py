@@ -50,7 +50,7 @@ def matmul(
     out : array (..., m, n), optional
         Where to write: exactly the result's shape and dtype, any strides. It may overlap an
         operand; the result is then right all the same. Of lists, no array may overlap one of
-        another pair; and it is not noticed if two memory maps of one file do.
+        another pair.
     dtype : dtype, optional
         The result's type, computed without overflow on the way: int8 matrices with
         ``dtype=np.int32`` give exact sums.

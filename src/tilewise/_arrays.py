@@ -262,7 +262,11 @@ def is_group(x: Any) -> bool:
 
 
 def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
-    """Whether ``out`` may share memory with an operand; exact unless that takes too long."""
+    """Whether ``out`` may share memory with an operand; exact unless that takes too long.
+
+    Two memory maps of one file share it at different addresses: any two count.
+    """
+    file = _mapped_file(out)
     for x in operands:
         if np.may_share_memory(out, x):
             try:
@@ -270,7 +274,18 @@ def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
                     return True
             except np.exceptions.TooHardError:
                 return True
+        elif file is not None and file == _mapped_file(x):
+            return True
     return False
+
+
+def _mapped_file(x: Any) -> Any:
+    """Return the name of the file that an array is a memory map of, if it is one."""
+    while isinstance(x, np.ndarray):
+        if isinstance(x, np.memmap):
+            return x.filename
+        x = x.base
+    return None
 
 
 def meeting(a: Sequence[Any], b: Sequence[Any], out: Sequence[Any]) -> int | None:

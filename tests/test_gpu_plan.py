@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import ml_dtypes
@@ -62,6 +63,20 @@ def test_bytes_get_hoppers_kernels_where_they_run() -> None:
         assert copy.kernel == "pack_bytes_4"
         assert product.kernel.endswith("nt_128x128_mapped")
         assert "mapped" not in str(planned(a, b, gpu=gpu((8, 9))))
+
+
+def test_a_budget_that_rules_out_what_is_faster_is_named() -> None:
+    square = on((16384, 16384), "int32")
+    roomy, tight = (planned(square, square, memory_bytes=m << 30, gpu=gpu()) for m in (6, 3))
+    assert "rules out" not in str(roomy)
+    said = " ".join(str(tight).split())
+    found = re.search(r"memory= rules out what is ([\d.]+) times as fast in [\d.]+ GiB of", said)
+    assert found is not None
+    assert float(found[1]) > 100
+    a, b = on((4096, 4097), "float16"), on((4097, 4096), "float16")
+    said = " ".join(str(planned(a, b, memory_bytes=40_000_000, gpu=gpu())).split())
+    assert re.search(r"memory= rules out Hopper's own kernels, which take [\d.]+ MiB of w", said)
+    assert "rules out" not in str(planned(a, b, gpu=gpu()))
 
 
 def test_C9_a_slow_float64_is_named_with_the_alternative_and_its_bound() -> None:

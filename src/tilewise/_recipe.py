@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ._memory import format_bytes
 from ._operand import Operand
 from .errors import BudgetError
 from .kernels import hopper_float32_plan, hopper_plan, portable_plan
@@ -221,6 +222,10 @@ def _choice(
         multiprocessors=gpu.multiprocessors,
         workspace_bytes=workspace_bytes,
     )
+    if hopper is not None:
+        needed = format_bytes(choice.workspace_bytes, is_needed=True)
+        short = f"memory= rules out Hopper's own kernels, which take {needed} of workspace"
+        portable = replace(portable, why=f"{portable.why}, {short}")
     return "portable", portable, None
 
 

@@ -34,6 +34,9 @@ _COMPLEX = {"fp32": "complex64", "fp64": "complex128"}
 _EXACT_TERMS = 2**17 - 128  # products of int8 whose sum an int32 holds in any case
 _MOST_COUNTED = 2**31 - 2**10  # by 32 bits, a tile or a step at a time
 
+#: How much slower a way within a budget is before a plan says so.
+_SLOWED = 1.25
+
 
 def choose(
     problem: Problem,
@@ -85,11 +88,22 @@ def choose(
             f"{format_bytes(int(limit))}; raise it"
         )
     best = _put_together(ways[min(fitting)[1]], problem, multiprocessors, limit)
+    why = list(best.why)
+    if workspace_bytes is not None:
+        roomy = (
+            _put_together(way, problem, multiprocessors, math.inf, is_draft=True) for way in ways
+        )
+        fastest = min(roomy, key=lambda draft: draft.us)
+        if best.us > _SLOWED * fastest.us:
+            why.append(
+                f"memory= rules out what is {best.us / fastest.us:.1f} times as fast in "
+                f"{format_bytes(fastest.workspace_bytes, is_needed=True)} of workspace"
+            )
     return Choice(
         steps=tuple(best.steps),
         workspace_bytes=best.workspace_bytes,
         expected_us=best.us,
-        why=", ".join(best.why),
+        why=", ".join(why),
     )
 
 

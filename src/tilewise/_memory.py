@@ -103,11 +103,12 @@ def over_budget(
             f"the result {result} is computed with at least {rest}, and memory= allows {budget}; "
             "raise the budget"
         )
+    result_needs = format_bytes(result_bytes, is_needed=True)
     way_out = "pass out=np.memmap(...) to write the result to a file"
     if verify:
         way_out += ", without verify=, which holds it until it is checked"
     return BudgetError(
-        f"the result {result} takes {format_bytes(result_bytes)} and what it is computed with at "
+        f"the result {result} takes {result_needs} and what it is computed with at "
         f"least {rest}, and memory= allows {budget}; raise the budget, or {way_out}"
     )
 

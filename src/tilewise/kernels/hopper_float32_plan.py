@@ -142,8 +142,8 @@ def _parts(p: Problem, at: _Start, multiprocessors: int, limit: float) -> Iterat
             return
         raise BudgetError(
             f"a product of {p.m}x{p.k} by {p.k}x{p.n} takes at least "
-            f"{format_bytes(least.workspace_bytes)} of workspace on the GPU, and memory= allows "
-            f"{format_bytes(int(limit))}; raise it"
+            f"{format_bytes(least.workspace_bytes, is_needed=True)} of workspace on the GPU, and "
+            f"memory= allows {format_bytes(int(limit))}; raise it"
         )
     for first, count in ((0, half), (half, size - half)):
         yield from _parts(*_cut(p, at, axis, first, count), multiprocessors, limit)

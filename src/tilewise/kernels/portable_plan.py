@@ -84,7 +84,7 @@ def choose(
         least = min(draft.workspace_bytes for draft in drafts)
         raise BudgetError(
             f"a product of {problem.m}x{problem.k} by {problem.k}x{problem.n} takes at least "
-            f"{format_bytes(least)} of workspace on the GPU, and memory= allows "
+            f"{format_bytes(least, is_needed=True)} of workspace on the GPU, and memory= allows "
             f"{format_bytes(int(limit))}; raise it"
         )
     best = _put_together(ways[min(fitting)[1]], problem, multiprocessors, limit)

@@ -202,6 +202,19 @@ class Target:
             raise FileError(f"{name} {lost}; give the result another name")
         return target
 
+    def check_apart(self, x: Matrix) -> None:
+        """Refuse a place that is what an operand is read from, or is in it."""
+        if self.final is not None and x.is_same_file(self.final):
+            raise FileError(
+                f"{self.name} is the same file as {x.name}; inputs are never overwritten, so "
+                "give the result another name"
+            )
+        if self.store is not None and _is_of(x, self.store):
+            raise FileError(
+                f"{self.name} is {x.name}, or shares its memory or file, and is written while "
+                "that is read; give the result a place of its own"
+            )
+
     @property
     def part(self) -> Path | None:
         """Where the output is until it is complete."""
@@ -348,3 +361,19 @@ def _kind_of_output(path: Path) -> Literal["npy", "hdf5", "zarr"] | None:
     if any(parent.suffix == ".zarr" for parent in (path, *path.parents)):
         return "zarr"
     return None
+
+
+def _is_of(x: Matrix, store: Any) -> bool:
+    """Whether a store is, or is in the place of, what an operand is read from."""
+    own = getattr(x, "store", None)
+    if own is store or (
+        isinstance(own, np.ndarray)
+        and isinstance(store, np.ndarray)
+        and np.may_share_memory(own, store)
+    ):
+        return True
+    if not hasattr(store, "__getitem__"):
+        return False
+    with open_matrix(store, "out") as place:
+        path = place.path
+    return path is not None and x.is_same_file(path)

@@ -184,33 +184,8 @@ def _report(progress: Report | None) -> Report:
 def _target(out: FileOperand, verify: bool, *operands: Matrix) -> Target:
     target = Target.of(out, verify)
     for x in operands:
-        if target.final is not None and x.is_same_file(target.final):
-            raise FileError(
-                f"{target.name} is the same file as {x.name}; inputs are never overwritten, so "
-                "give the result another name"
-            )
-        if target.store is not None and _is_of(x, target.store):
-            raise FileError(
-                f"{target.name} is {x.name}, or shares its memory or file, and is written while "
-                "that is read; give the result a place of its own"
-            )
+        target.check_apart(x)
     return target
-
-
-def _is_of(x: Matrix, store: Any) -> bool:
-    """Whether a store is, or is in the place of, what an operand is read from."""
-    own = getattr(x, "store", None)
-    if own is store or (
-        isinstance(own, np.ndarray)
-        and isinstance(store, np.ndarray)
-        and np.may_share_memory(own, store)
-    ):
-        return True
-    if not hasattr(store, "__getitem__"):
-        return False
-    with open_matrix(store, "out") as place:
-        path = place.path
-    return path is not None and x.is_same_file(path)
 
 
 def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> None:

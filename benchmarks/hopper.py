@@ -3,9 +3,9 @@
 Needs a Hopper GPU and torch. Operands are normal; where they are smaller than the L2 cache, calls
 go round several sets of them, so that memory is read as it would be. Many calls are captured in one
 graph, whose replays are timed by events and interleaved with the other contender's. Products that
-take a millisecond run for a while first: the clock is then what the chip's power allows, and stays
-so. Every result is compared with a float32 product of the same operands before anything is timed,
-on NaN.
+take over half a millisecond run for a while first: the clock is then what the chip's power allows,
+and stays so. Every result is compared with a float32 product of the same operands before anything
+is timed, on NaN.
 """
 
 from __future__ import annotations

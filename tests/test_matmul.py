@@ -287,7 +287,11 @@ def test_a_group_refuses_a_place_that_another_pair_reads_or_writes(rng: Any) -> 
     a, b, c, d = (rng.standard_normal((4, 4)) for _ in range(4))
     place, other = np.zeros((4, 4)), np.zeros((4, 4))
     before = b.copy()
-    for out in ([b, other], [place, place], [place, a]):
+
+    class Own(np.ndarray[Any, Any]):
+        """As a memory map is."""
+
+    for out in ([b, other], [place, place], [place, a], [b.view(Own), other]):
         with pytest.raises(tw.TilewiseError, match=r"out\[\d\] shares memory with an array of an"):
             tw.matmul([a, b], [c, d], out=out)
         assert not place.any()

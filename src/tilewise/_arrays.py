@@ -290,13 +290,15 @@ def _mapped_file(x: Any) -> Any:
 
 def meeting(a: Sequence[Any], b: Sequence[Any], out: Sequence[Any]) -> int | None:
     """Return an ``i`` of which ``out[i]`` shares host memory with an array of another pair."""
-    every = [(i, x) for each in (a, b, out) for i, x in enumerate(each) if type(x) is np.ndarray]
+    every = [
+        (i, x) for each in (a, b, out) for i, x in enumerate(each) if isinstance(x, np.ndarray)
+    ]
     if not out or not every:
         return None
     pairs = np.array([i for i, _ in every])
     bounds = np.array([np.lib.array_utils.byte_bounds(x) for _, x in every])
     for i, place in enumerate(out):
-        if type(place) is np.ndarray:
+        if isinstance(place, np.ndarray):
             low, high = np.lib.array_utils.byte_bounds(place)
             near = (bounds[:, 0] < high) & (bounds[:, 1] > low) & (pairs != i)
             if overlap(place, *(every[j][1] for j in np.flatnonzero(near))):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from contextlib import suppress
 from typing import Any
 
 import ml_dtypes
@@ -67,16 +69,53 @@ def test_bytes_get_hoppers_kernels_where_they_run() -> None:
 
 def test_a_budget_that_rules_out_what_is_faster_is_named() -> None:
     square = on((16384, 16384), "int32")
-    roomy, tight = (planned(square, square, memory_bytes=m << 30, gpu=gpu()) for m in (6, 3))
+    out = square
+    roomy, tight = (
+        planned(square, square, out=out, memory_bytes=m, gpu=gpu()) for m in (1 << 31, 1000)
+    )
     assert "rules out" not in str(roomy)
+    assert "integers one by one" in str(tight)
     said = " ".join(str(tight).split())
     found = re.search(r"memory= rules out what is ([\d.]+) times as fast in [\d.]+ GiB of", said)
     assert found is not None
     assert float(found[1]) > 100
     a, b = on((4096, 4097), "float16"), on((4097, 4096), "float16")
-    said = " ".join(str(planned(a, b, memory_bytes=40_000_000, gpu=gpu())).split())
+    said = " ".join(str(planned(a, b, memory_bytes=34_000_000, gpu=gpu())).split())
     assert re.search(r"memory= rules out Hopper's own kernels, which take [\d.]+ MiB of w", said)
     assert "rules out" not in str(planned(a, b, gpu=gpu()))
+
+
+def test_a_product_over_budget_is_cut_before_slower_kernels_are_taken() -> None:
+    for dtype, memory_mib in (("int32", 256), ("int64", 256), ("float16", 16), (BF16, 16)):
+        a, b, c = on((4096, 8191), dtype), on((8191, 4096), dtype), on((4096, 4096), dtype)
+        whole, cut = (
+            planned(a, b, out=c, memory_bytes=m << 20, gpu=gpu()) for m in (1 << 14, memory_mib)
+        )
+        assert whole.workspace_bytes > memory_mib << 20
+        assert cut.workspace_bytes <= memory_mib << 20
+        assert cut.method == whole.method
+        assert re.search(r"\d+ parts; ", str(cut))
+        # Before, integers went one by one, hundreds of times slower.
+        assert cut.how.recipe.expected_us < 2 * whole.how.recipe.expected_us
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float16", "float32", "float64", "float8_e4m3fn"])
+@pytest.mark.parametrize("k", [37, 20001])
+def test_a_refusal_over_a_large_odd_batch_is_quick(dtype: str, k: int) -> None:
+    def odd(rows: int, columns: int, kind: Any) -> Operand:
+        """A million matrices whose two batch axes do not merge, nor a third."""
+        kind = np.dtype(kind)
+        steps = [columns, rows * columns + 3, 200 * (rows * columns + 5)]
+        steps.append(200 * steps[-1] + 7)
+        strides = tuple(kind.itemsize * step for step in (*reversed(steps), 1))
+        return Operand((25, 200, 200, rows, columns), kind, strides, True, "cuda:0")
+
+    result = "float32" if "float8" in dtype else dtype
+    a, b, c = odd(37, k, dtype), odd(k, 37, dtype), odd(37, 37, result)
+    began = time.perf_counter()
+    with suppress(BudgetError):  # integers need no workspace
+        planned(a, b, out=c, memory_bytes=5, gpu=gpu())
+    assert time.perf_counter() - began < 2
 
 
 def test_C9_a_slow_float64_is_named_with_the_alternative_and_its_bound() -> None:

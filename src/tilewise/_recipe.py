@@ -10,7 +10,9 @@ K alone, whichever family it is.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +22,7 @@ from ._memory import format_bytes
 from ._operand import Operand
 from .errors import BudgetError
 from .kernels import hopper_float32_plan, hopper_plan, portable_plan
+from .kernels.parts import in_parts
 from .kernels.steps import Choice, Product, Step, Strides
 
 if TYPE_CHECKING:
@@ -113,14 +116,13 @@ def recipe(
     (m, k), n = a.shape[-2:], b.shape[-1]
     axes = _merged(batch, stacks)
     outside, (outer, inner) = axes[:-2], axes[-2:]
-    offsets = tuple(_places(outside))
     strides = [
         Strides(
             outer=outer.steps[i] // x.dtype.itemsize,
             inner=inner.steps[i] // x.dtype.itemsize,
             row=stack[-2] // x.dtype.itemsize,
             col=stack[-1] // x.dtype.itemsize,
-            is_aligned=x.aligned and all(places[i] % 16 == 0 for places in offsets),
+            is_aligned=x.aligned and all(axis.steps[i] % 16 == 0 for axis in outside),
         )
         for i, (x, stack) in enumerate(zip((a, b, c), stacks, strict=True))
     ]
@@ -137,6 +139,7 @@ def recipe(
     )
     dtypes = a.dtype, b.dtype, c.dtype
     family, choice, scheme = _choice(product, dtypes, axes, gpu, precision, workspace_bytes)
+    offsets = tuple(_places(outside))
     return Recipe(
         what=what,
         family=family,
@@ -195,16 +198,14 @@ def _choice(
 ) -> tuple[Family, Choice, Scheme | None]:
     """Return the family whose product it is, its choice, and how float32 becomes float16."""
     hopper = _hopper(product, dtypes, gpu)
+    own, needed = None, 0
     if hopper is not None:
-        choice = hopper_plan.choose(hopper, gpu.multiprocessors, workspace_bytes=workspace_bytes)
-        if workspace_bytes is None or choice.workspace_bytes <= workspace_bytes:
-            launched = Choice(
-                steps=hopper_plan.launches(hopper, choice),
-                workspace_bytes=choice.workspace_bytes,
-                expected_us=choice.expected_us,
-                why=choice.why,
-            )
-            return "hopper", launched, None
+        least = hopper_plan.choose(hopper, gpu.multiprocessors, workspace_bytes=0)
+        needed = least.workspace_bytes
+        with suppress(BudgetError):
+            own = _in_parts(hopper, gpu, workspace_bytes)
+        if own is not None and (workspace_bytes is None or needed <= workspace_bytes):
+            return "hopper", own, None
     single = _hopper_float32(product, dtypes, axes, gpu, precision)
     if single is not None:
         allowed = (
@@ -216,17 +217,45 @@ def _choice(
             raise BudgetError(f"{error}, or ask for precision='ieee', which takes less") from None
         return "hopper_float32", made, "tf32" if precision == "tf32" else "fp16x3"
     names = {f"{x}_dtype": dtype.name for x, dtype in zip("abc", dtypes, strict=True)}
-    portable = portable_plan.choose(
-        portable_plan.Problem.of(product, **names),
-        capability=gpu.capability,
-        multiprocessors=gpu.multiprocessors,
-        workspace_bytes=workspace_bytes,
-    )
+    try:
+        portable = portable_plan.choose(
+            portable_plan.Problem.of(product, **names),
+            capability=gpu.capability,
+            multiprocessors=gpu.multiprocessors,
+            workspace_bytes=workspace_bytes,
+        )
+    except BudgetError:
+        if own is None:
+            raise
+        return "hopper", own, None
+    if own is not None and own.expected_us <= portable.expected_us:
+        return "hopper", own, None
     if hopper is not None:
-        needed = format_bytes(choice.workspace_bytes, is_needed=True)
-        short = f"memory= rules out Hopper's own kernels, which take {needed} of workspace"
-        portable = replace(portable, why=f"{portable.why}, {short}")
+        rules_out = (
+            "memory= rules out Hopper's own kernels, which take "
+            f"{format_bytes(needed, is_needed=True)} of workspace"
+        )
+        portable = replace(portable, why=f"{portable.why}, {rules_out}")
     return "portable", portable, None
+
+
+def _in_parts(
+    problem: hopper_plan.Problem, gpu: DeviceFacts, workspace_bytes: int | None
+) -> Choice:
+    """Return how Hopper's own kernels compute a product, in parts if need be."""
+    limit = math.inf if workspace_bytes is None else workspace_bytes
+
+    def fastest(p: hopper_plan.Problem, most: float) -> Choice:
+        allowed = None if most == math.inf else int(most)
+        choice = hopper_plan.choose(p, gpu.multiprocessors, workspace_bytes=allowed)
+        return Choice(
+            steps=hopper_plan.launches(p, choice),
+            workspace_bytes=choice.workspace_bytes,
+            expected_us=choice.expected_us,
+            why=choice.why,
+        )
+
+    return in_parts(problem, (2, 2, 4 if problem.out == "fp32" else 2), limit, fastest)
 
 
 def _hopper(

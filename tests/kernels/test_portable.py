@@ -37,7 +37,9 @@ from tests.kernels.products import (
     wrapped,
 )
 from tilewise.kernels import portable_plan, portable_table
+from tilewise.kernels.portable_plan import choose
 from tilewise.kernels.portable_steps import Steps
+from tilewise.kernels.steps import Choice
 from tilewise.numerics.dtypes import product_dtype
 
 Variants = dict[str, Any]
@@ -72,7 +74,7 @@ def variants() -> Iterator[Variants]:
 
 def run(
     variants: Variants,
-    way: Steps,
+    way: Steps | Choice,
     a: Array,
     b: Array,
     c: Array,
@@ -132,6 +134,26 @@ def test_A5_sizes_around_tiles(variants: Variants) -> None:
         a, _ = placed(whole(rng, (m, k), "float32"))
         b, _ = placed(whole(rng, (k, n), "float32"))
         check(variants, a, b, only=number)
+
+
+@pytest.mark.parametrize(("dtype", "k"), [("int16", 20), ("bool", 20), ("float8_e4m3fn", 40)])
+def test_parts_within_a_budget_are_the_whole(variants: Variants, dtype: str, k: int) -> None:
+    rng = np.random.default_rng(7)
+    a, _ = placed(whole(rng, (2, 3, 130, k), dtype), "C")
+    b, _ = placed(whole(rng, (2, 3, k, 7), dtype), "F")
+    result = product_dtype(a.dtype, b.dtype)
+    expected = reference(a, b, result)
+    c, buffer = placed(expected, "C")
+    untouched = buffer.copy()
+    problem = problem_of(a, b, c)
+    roomy = choose(problem, multiprocessors=4)
+    choice = choose(problem, multiprocessors=4, workspace_bytes=roomy.workspace_bytes // 2)
+    assert "parts; " in choice.why
+    poison(c)
+    run(variants, choice, a, b, c)
+    assert (c == expected).all()
+    c[...] = expected
+    assert (buffer == untouched).all()
 
 
 @pytest.mark.parametrize("dtype", ALL)

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tilewise._memory import format_bytes
-from tilewise.errors import BudgetError
 from tilewise.numerics.schemes import (
     LEAST_K,
     PIECE,
@@ -26,6 +24,7 @@ from tilewise.numerics.schemes import (
 from . import skinny_plan
 from .hopper_float32_table import PIECE_TILES, ROW_TILES, TILE
 from .hopper_plan import chains
+from .parts import in_parts
 from .steps import (
     MAP_BYTES,
     MOST_BLOCKS,
@@ -98,84 +97,22 @@ def choose(
         If the least part takes more.
     """
     limit = math.inf if workspace_bytes is None else workspace_bytes
-    choices = list(_parts(problem, _Start(), multiprocessors, limit))
-    count = f"{len(choices)} parts; " if len(choices) > 1 else ""
-    return Choice(
-        steps=tuple(step for choice in choices for step in choice.steps),
-        workspace_bytes=max(choice.workspace_bytes for choice in choices),
-        expected_us=sum(choice.expected_us for choice in choices),
-        why=count + choices[0].why,
-    )
+
+    def fastest(p: Problem, most: float) -> Choice:
+        every = list(choices(p, multiprocessors))
+        allowed = max(most, min(choice.workspace_bytes for choice in every))
+        fitting = (choice for choice in every if choice.workspace_bytes <= allowed)
+        return min(fitting, key=lambda choice: choice.expected_us)
+
+    item = _ITEM_BYTES << problem.pairs
+    return in_parts(problem, (item, item, item), limit, fastest)
 
 
 def choices(problem: Problem, multiprocessors: int = 132) -> Iterator[Choice]:
     """Yield every way to compute a product whole; see `choose`."""
-    yield from _choices(problem, _Start(), multiprocessors)
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """Where a part of a product begins in a, b and c, in elements."""
-
-    a: int = 0
-    b: int = 0
-    c: int = 0
-
-
-def _parts(p: Problem, at: _Start, multiprocessors: int, limit: float) -> Iterator[Choice]:
-    """Yield the choice for a product, or for parts of it if the workspace would be too large."""
-    every = sorted(_choices(p, at, multiprocessors), key=lambda choice: choice.expected_us)
-    if every[0].workspace_bytes <= limit:
-        yield every[0]
-        return
-    # Halved is what takes most of the workspace: a batch axis, or else the larger operand.
-    sizes = {"outer": p.outer, "inner": p.inner}
-    if p.outer == p.inner == 1:
-        sizes = {"m": p.m // TILE, "n": p.n // TILE}
-    axis = max(sizes, key=lambda name: sizes[name])
-    size = getattr(p, axis)
-    half = -(-size // 2) if axis in ("outer", "inner") else round_up(-(-size // 2), TILE)
-    if half >= size:
-        least = min(every, key=lambda choice: choice.workspace_bytes)
-        if least.workspace_bytes <= limit:
-            yield least
-            return
-        raise BudgetError(
-            f"a product of {p.m}x{p.k} by {p.k}x{p.n} takes at least "
-            f"{format_bytes(least.workspace_bytes, is_needed=True)} of workspace on the GPU, and "
-            f"memory= allows {format_bytes(int(limit))}; raise it"
-        )
-    for first, count in ((0, half), (half, size - half)):
-        yield from _parts(*_cut(p, at, axis, first, count), multiprocessors, limit)
-
-
-def _cut(p: Problem, at: _Start, axis: str, first: int, count: int) -> tuple[Problem, _Start]:
-    """Return the product of a range of an axis, and where it begins."""
-    outer, inner, m, n = (first if axis == name else 0 for name in ("outer", "inner", "m", "n"))
-
-    def moved(s: Strides, row: int, col: int) -> tuple[int, Strides]:
-        step = outer * s.outer + inner * s.inner + row * s.row + col * s.col
-        return step, replace(s, is_aligned=s.is_aligned and (step << p.pairs) % _VECTOR == 0)
-
-    (a_at, a), (b_at, b), (c_at, c) = moved(p.a, m, 0), moved(p.b, 0, n), moved(p.c, m, n)
-    sizes = {"outer": p.outer, "inner": p.inner, "m": p.m, "n": p.n, axis: count}
-    part = Problem(
-        **sizes,
-        k=p.k,
-        a=a,
-        b=b,
-        c=c,
-        dtype=p.dtype,
-        updates=p.updates,
-        precision=p.precision,
-    )
-    return part, _Start(at.a + a_at, at.b + b_at, at.c + c_at)
-
-
-def _choices(p: Problem, at: _Start, multiprocessors: int) -> Iterator[Choice]:
-    yield _Tiles(p, at, multiprocessors).choice()
-    if skinny_plan.suits(p):
-        yield _Skinny(p, at, multiprocessors).choice()
+    yield _Tiles(problem, multiprocessors).choice()
+    if skinny_plan.suits(problem):
+        yield _Skinny(problem, multiprocessors).choice()
 
 
 class _Tiles:
@@ -186,14 +123,14 @@ class _Tiles:
 
     _splits_b = True
 
-    def __init__(self, p: Problem, at: _Start, multiprocessors: int) -> None:
+    def __init__(self, p: Problem, multiprocessors: int) -> None:
         self._p = p
         self._multiprocessors = multiprocessors
         self._reals = reals = 1 + p.pairs
         self._m, self._n, self._k = p.m, p.n * reals, p.k * reals
         self._parts = 1 if p.precision == "tf32" else 2
         self._a, self._b, self._c = (x.scaled(reals) for x in (p.a, p.b, p.c))
-        self._at = [Pointer(i, 4 * reals * x) for i, x in enumerate((at.a, at.b, at.c))]
+        self._at = [Pointer(i) for i in range(3)]
         self._a_stack, self._b_stack = p.a.stack(p.outer, p.inner), p.b.stack(p.outer, p.inner)
         self._a_count, self._b_count = math.prod(self._a_stack), math.prod(self._b_stack)
         self._depth = round_up(self._k, PIECE)

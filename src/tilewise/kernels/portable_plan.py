@@ -16,10 +16,11 @@ from functools import partial
 import numpy as np
 
 from tilewise._memory import format_bytes
-from tilewise.errors import BudgetError, DTypeError
+from tilewise.errors import DTypeError
 
 from . import targets_for
 from .hopper_plan import chains
+from .parts import in_parts
 from .portable_problem import Problem
 from .portable_steps import Steps
 from .portable_table import KERNELS, STORED, Kernel
@@ -68,42 +69,44 @@ def choose(
     The bits of C are the same whichever way it is: on one kind of GPU they depend on the operands
     and K alone.
     """
-    for name in (problem.a_dtype, problem.b_dtype, problem.c_dtype):
+    names = (problem.a_dtype, problem.b_dtype, problem.c_dtype)
+    for name in names:
         if name not in STORED:
             raise DTypeError(f"no GPU kernel takes {name}; convert it to float32 first")
     if 0 in (problem.m, problem.n, problem.outer, problem.inner):
         return Choice(steps=(), workspace_bytes=0, expected_us=0.0, why="C is empty")
     limit = math.inf if workspace_bytes is None else workspace_bytes
     problem = _folded(problem)
-    ways = _ways(problem, targets_for(capability))
-    drafts = [_put_together(way, problem, multiprocessors, limit, is_draft=True) for way in ways]
-    fitting = [
-        (draft.us, number) for number, draft in enumerate(drafts) if draft.workspace_bytes <= limit
-    ]
-    if not fitting:
-        least = min(draft.workspace_bytes for draft in drafts)
-        raise BudgetError(
-            f"a product of {problem.m}x{problem.k} by {problem.k}x{problem.n} takes at least "
-            f"{format_bytes(least, is_needed=True)} of workspace on the GPU, and memory= allows "
-            f"{format_bytes(int(limit))}; raise it"
+    targets = targets_for(capability)
+
+    def fastest(p: Problem, most: float) -> Choice:
+        ways = _ways(p, targets)
+        drafts = [_put_together(way, p, multiprocessors, most, is_draft=True) for way in ways]
+        allowed = max(most, min(draft.workspace_bytes for draft in drafts))
+        fitting = [
+            (draft.us, number)
+            for number, draft in enumerate(drafts)
+            if draft.workspace_bytes <= allowed
+        ]
+        best = _put_together(ways[min(fitting)[1]], p, multiprocessors, most)
+        return Choice(
+            steps=tuple(best.steps),
+            workspace_bytes=best.workspace_bytes,
+            expected_us=best.us,
+            why=", ".join(best.why),
         )
-    best = _put_together(ways[min(fitting)[1]], problem, multiprocessors, limit)
-    why = list(best.why)
-    if workspace_bytes is not None:
-        roomy = (
-            _put_together(way, problem, multiprocessors, math.inf, is_draft=True) for way in ways
-        )
-        fastest = min(roomy, key=lambda draft: draft.us)
-        if best.us > _SLOWED * fastest.us:
-            why.append(
-                f"memory= rules out what is {best.us / fastest.us:.1f} times as fast in "
-                f"{format_bytes(fastest.workspace_bytes, is_needed=True)} of workspace"
-            )
-    return Choice(
-        steps=tuple(best.steps),
-        workspace_bytes=best.workspace_bytes,
-        expected_us=best.us,
-        why=", ".join(why),
+
+    sizes = [STORED[x][1] << x.startswith("complex") for x in names]
+    best = in_parts(problem, (sizes[0], sizes[1], sizes[2]), limit, fastest)
+    if workspace_bytes is None:
+        return best
+    roomy = fastest(problem, math.inf)
+    if best.expected_us <= _SLOWED * roomy.expected_us:
+        return best
+    return replace(
+        best,
+        why=f"{best.why}, memory= rules out what is {best.expected_us / roomy.expected_us:.1f} "
+        f"times as fast in {format_bytes(roomy.workspace_bytes, is_needed=True)} of workspace",
     )
 
 

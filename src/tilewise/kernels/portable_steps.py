@@ -29,6 +29,9 @@ _BYTES = {"u8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8, "i32": 4}
 
 _SUMS_BYTES = 512 << 20  # that lie apart at a time: a part of C of this size fills any GPU
 
+#: And that is a product's in so many turns at most: to plan and to launch more takes long.
+_MOST_SUMS_CHUNKS = 1024
+
 _LAUNCH_US = 2.5
 _EARLY_US = 1.0  # of a launch that the next one does not wait for
 _BYTES_PER_US = 4.0e6  # copied on an H200, read and written
@@ -36,7 +39,10 @@ _INTEGERS_RATE = 0.2  # of `portable.multiply_integers`, as `Kernel.rate`
 
 
 class Chunk(NamedTuple):
-    """What is computed at a time: a range of each batch axis, and of the rows of C."""
+    """What is computed at a time: a range of each batch axis, and of the rows of C.
+
+    In a draft one stands for all that are like it, ``times``.
+    """
 
     outer_at: int
     outer: int
@@ -44,6 +50,7 @@ class Chunk(NamedTuple):
     inner: int
     row_at: int
     rows: int
+    times: int = 1
 
     @property
     def start(self) -> tuple[int, int, int]:
@@ -208,7 +215,8 @@ class Steps:
         for chunk in self._chunks(_tile_count(p, INTEGERS_TILE, INTEGERS_TILE)):
             tiles_m, tiles_n = _tiles(chunk.rows, p.n, INTEGERS_TILE, INTEGERS_TILE)
             programs = tiles_m * tiles_n * chunk.matrices
-            self._take(self._multiply_us(programs, 2 * INTEGERS_TILE**2 * p.k, _INTEGERS_RATE))
+            us = self._multiply_us(programs, 2 * INTEGERS_TILE**2 * p.k, _INTEGERS_RATE)
+            self._take(us, times=chunk.times)
             if self._is_draft:
                 continue
             arguments = (
@@ -357,23 +365,34 @@ class Steps:
         ``programs`` are those of one matrix, ``row_bytes`` those of the sums of one row.
         """
         p = self.problem
-        rows = int(self._sums_bytes // row_bytes) if row_bytes else p.m
-        if rows < p.m:  # one matrix at a time, and of it some tiles' rows
-            step = max(rows // 128 * 128, 128)
-            for outer in range(p.outer):
-                for inner in range(p.inner):
-                    for row in range(0, p.m, step):
-                        yield Chunk(outer, 1, inner, 1, row, min(step, p.m - row))
-            return
-        most = MOST_BLOCKS // programs
+        outer_step, inner_step, row_step = p.outer, p.inner, p.m
+        most, rows = MOST_BLOCKS // programs, p.m
         if row_bytes:
+            sums_bytes = max(
+                self._sums_bytes, p.outer * p.inner * p.m * row_bytes / _MOST_SUMS_CHUNKS
+            )
+            rows = int(sums_bytes // row_bytes)
             most = min(most, rows // p.m)
-        inner_step = min(p.inner, most)
-        outer_step = max(most // p.inner, 1)
-        for outer in range(0, p.outer, outer_step):
-            for inner in range(0, p.inner, inner_step):
-                height, width = min(outer_step, p.outer - outer), min(inner_step, p.inner - inner)
-                yield Chunk(outer, height, inner, width, 0, p.m)
+        if not most:  # one matrix at a time, and of it some tiles' rows
+            outer_step, inner_step, row_step = 1, 1, max(rows // 128 * 128, 128)
+        else:
+            inner_step = min(p.inner, most)
+            outer_step = max(most // p.inner, 1)
+        for outer, height, outer_times in self._spans(p.outer, outer_step):
+            for inner, width, inner_times in self._spans(p.inner, inner_step):
+                for row, rows, row_times in self._spans(p.m, row_step):
+                    times = outer_times * inner_times * row_times
+                    yield Chunk(outer, height, inner, width, row, rows, times)
+
+    def _spans(self, size: int, step: int) -> Iterator[tuple[int, int, int]]:
+        """Yield where the parts of an axis begin, how long they are, and how many are like it."""
+        count, rest = divmod(size, step)
+        if count and self._is_draft:
+            yield 0, step, count
+        else:
+            yield from ((at, step, 1) for at in range(0, count * step, step))
+        if rest:
+            yield count * step, rest, 1
 
     def _multiply(
         self,
@@ -395,7 +414,8 @@ class Steps:
         tiles_m, tiles_n = _tiles(chunk.rows, n, *kernel.tile[:2])
         programs = tiles_m * tiles_n * chunk.matrices * parts
         tile_terms = math.prod(kernel.tile[:2]) * min(depth, terms) * twice
-        self._take(self._multiply_us(programs, 2 * tile_terms, kernel.rate))
+        us = self._multiply_us(programs, 2 * tile_terms, kernel.rate)
+        self._take(us, times=chunk.times)
         if self._is_draft:
             return
         if kernel.is_mapped:
@@ -483,7 +503,8 @@ class Steps:
         is_integer = sums == "i32"
         part = chunk.matrices * chunk.rows * row
         written = chunk.matrices * chunk.rows * p.n * self.c.item_bytes
-        self._take((parts * part * _BYTES[sums] + written) / _BYTES_PER_US)
+        us = (parts * part * _BYTES[sums] + written) / _BYTES_PER_US
+        self._take(us, times=chunk.times)
         if self._is_draft:
             return
         arguments = (
@@ -515,9 +536,9 @@ class Steps:
         """Return how long the busiest multiprocessor takes for its programs."""
         return math.ceil(programs / self.multiprocessors) * work * 132 / (rate * 1e6)
 
-    def _take(self, us: float, launch_us: float = _LAUNCH_US) -> None:
-        """Count the time of a launch."""
-        self.us += us + launch_us
+    def _take(self, us: float, launch_us: float = _LAUNCH_US, *, times: int = 1) -> None:
+        """Count the time of a launch, or of so many."""
+        self.us += times * (us + launch_us)
 
 
 def _named(names: str, *values: Any) -> Arguments:

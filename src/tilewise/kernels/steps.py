@@ -118,6 +118,9 @@ class Tensor:
     item_bytes: int
     offset_bytes: int = 0
 
+    def moved(self, nbytes: int) -> Tensor:
+        return replace(self, offset_bytes=self.offset_bytes + nbytes)
+
     @classmethod
     def mapped(
         cls,
@@ -201,6 +204,17 @@ class Step:
         }
         numbers = sum(isinstance(x, Number) for x in given.values())
         return cls(kernel, (programs,), local, tuple(used), numbers)
+
+    def moved(self, at: tuple[int, int, int]) -> Step:
+        """Return the launch for a, b and c that begin so many bytes on."""
+        if not any(at):
+            return self
+        far = (*at, 0)
+        arguments = {
+            name: x.moved(far[self.operands[x.operand]]) if isinstance(x, Pointer | Tensor) else x
+            for name, x in self.arguments.items()
+        }
+        return replace(self, arguments=arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,6 +181,44 @@ def test_alpha_and_beta_reach_every_element_once(k: int) -> None:
         close_to(found, expected.astype(np.float32))
 
 
+#: What an FMA makes of any NaN.
+NAN_BITS = 0x7FFFFFFF
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "c64"])
+@pytest.mark.parametrize("rows", [[3], [0, 3, 77, 149], list(range(150))])
+def test_a_nan_makes_of_its_row_or_column_what_an_fma_makes(dtype: str, rows: list[int]) -> None:
+    m, n, k = 150, 140, 300
+    columns = [5, 60, 61, 139]
+    a, b = operands(m, n, k, dtype, "NT")
+    small(a, 1), small(b, 2)
+    a.view[0, 0, 20, 9] = TINY
+    a.view[0, 0, rows, 200] = np.nan
+    a.view[0, 0, rows[0], [3, 7]] = np.inf, TINY
+    # Columns are flagged by one piece after the other, for one reason and for the other.
+    b.view[0, 0, 70, columns], b.view[0, 0, 5, columns[:2]] = np.nan, TINY
+    b.view[0, 0, 290, columns[1:3]], b.view[0, 0, 290, 11] = np.inf, TINY
+    if dtype == "c64":  # the other part is a number
+        a.view.real[0, 0, rows[::2], 200], b.view.real[0, 0, 70, columns[::2]] = 1, 1
+        a.view.imag[0, 0, rows[::2], 200], b.view.imag[0, 0, 70, columns[::2]] = np.nan, np.nan
+    is_nan = np.zeros((1, 1, m, n), bool)
+    is_nan[:, :, rows], is_nan[..., columns] = True, True
+    wide = np.result_type(a.flat.dtype, np.float64)
+    with np.errstate(invalid="ignore"):
+        expected = np.matmul(a.view.astype(wide), b.view.astype(wide))
+    c = Stack.dense(m, n, dtype)
+    found = result(a, b, c, dtype=dtype)
+    parts = np.ascontiguousarray(found[is_nan]).view(np.uint32)
+    np.testing.assert_array_equal(parts, NAN_BITS)
+    close_to(found[~is_nan], expected[~is_nan])
+    if dtype == "fp32":
+        old = small(c, 3).view.copy()
+        for alpha in (-2.0, 0.0):
+            found = result(a, b, c, updates=True, alpha=alpha, beta=0.5)
+            wanted = 0.5 * old if alpha == 0 else alpha * expected + 0.5 * old
+            close_to(found, np.where(is_nan & (alpha != 0), np.nan, wanted))
+
+
 def test_tiles_that_are_flagged_whole_are_left_to_repairs() -> None:
     a, b = operands(300, 260, 96, "fp32", "NN")
     small(a, 1), small(b, 2)

@@ -222,7 +222,7 @@ def test_flags_on_both_sides_of_the_threshold() -> None:
         for choice in every_way(p):
             values, rows, cols = multiplied(p, choice, a, b, c)
             assert not rows.any()
-            assert cols.tolist() == [int(flag) for *_, flag in cases], f"{place} {choice}"
+            assert (cols != 0).tolist() == [flag for *_, flag in cases], f"{place} {choice}"
             np.testing.assert_array_equal(cols != 0, model(a, b).columns)
             safe = cols == 0
             expected = exact(a, b)[..., safe]
@@ -248,7 +248,7 @@ def test_rows_are_flagged_as_columns_are() -> None:
     for choice in every_way(p):
         values, rows, cols = multiplied(p, choice, a, b, c)
         np.testing.assert_array_equal(rows != 0, model(a, b).rows)
-        assert rows.tolist() == [0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 1, 0]
+        assert (rows != 0).tolist() == [bool(x) for x in (0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 1, 0)]
         assert not cols.any()
         assert np.isnan(values[0, 0, rows != 0]).all(), "flagged, and written"
         safe = (rows == 0) & (np.arange(rows.size) != 9)  # 2^127 times a sum may overflow

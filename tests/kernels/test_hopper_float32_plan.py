@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tilewise.errors import BudgetError
 from tilewise.kernels.hopper_float32_plan import LEAST_K, Choice, Problem, choices, choose
+from tilewise.kernels.hopper_float32_table import LISTS
 from tilewise.kernels.hopper_plan import LONGEST_CHAIN, chains
 from tilewise.kernels.steps import Number, Pointer, Step, Strides, Tensor, round_up
 from tilewise.numerics import schemes
@@ -119,17 +120,16 @@ def test_what_is_in_the_workspace_does_not_overlap(why: str) -> None:
         places(pieces)["target"]: 2 * parts * b_rows * depth,
         places(pieces)["scale"]: 4 * b_rows * depth // schemes.PIECE,
         places(pieces)["b_flag"]: 4 * b_rows,
-        places(listed)["a_list"]: 4 * a_rows,
-        places(listed)["b_list"]: 4 * b_rows,
-        places(listed)["a_count"]: 4 * (a_rows // m),
-        places(listed)["b_count"]: 4 * (b_rows // n),
-        places(listed)["a_rest"]: 4 * (a_rows // m),
+        places(listed)["a_list"]: 4 * LISTS * a_rows,
+        places(listed)["b_list"]: 4 * LISTS * b_rows,
+        places(listed)["a_count"]: 4 * (LISTS + 1) * (a_rows // m),
+        places(listed)["b_count"]: 4 * (LISTS + 1) * (b_rows // n),
         places(listed)["a_tile"]: 4 * (a_rows // m) * -(-m // 128),
         places(listed)["b_tile"]: 4 * (b_rows // n) * -(-n // 128),
     }
-    assert len(sizes) == 13
+    assert len(sizes) == 12
     ends = sorted((at, at + size) for (operand, at), size in sizes.items() if operand == 3)
-    assert len(ends) == 13
+    assert len(ends) == 12
     for (_, end), (start, _) in itertools.pairwise([*ends, (choice.workspace_bytes,) * 2]):
         assert end <= start
     # What one launch writes, the next reads; what counts from zero is set to it.
@@ -142,11 +142,11 @@ def test_what_is_in_the_workspace_does_not_overlap(why: str) -> None:
     assert places(rows)["flag"] == places(pieces)["a_flag"]
     cleared = places(rows)["cleared"][1]
     clear_end = cleared + 4 * int(rows.arguments["clear_count"])  # type: ignore[arg-type]
-    for name in ("a_count", "a_rest", "b_count", "b_tile", "b_flag"):
+    for name in ("a_count", "b_count", "b_tile", "b_flag"):
         place = places(listed)[name]
         assert cleared <= place[1] < place[1] + sizes[place] <= clear_end
     repaired = places(named(choice, "repair"))
-    for name in ("a_list", "b_list", "a_count", "b_count"):
+    for name in ("a_list", "b_list", "a_count", "b_count", "b_flag"):
         assert repaired[name] == places(listed)[name]
     assert [repaired[name] for name in "abc"] == [(0, 0), (1, 0), (2, 0)]
 

@@ -35,9 +35,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import skinny
 from .compile import Variant
+from .flags import list_flagged
 from .hopper import STREAMED, Work, columns, next_stage
 from .hopper_float32_table import PIECE_TILES, ROW_TILES, STAGES, TILE, SplitTile
-from .repair import list_flagged, repair, write
+from .repair import repair, write
 from .split import PIECE, split_pieces, split_rows
 
 __all__ = ["multiply", "multiply_any", "variants"]
@@ -474,7 +475,7 @@ def _variant(
     """Describe a kernel by its pointers; other arguments are told by their names."""
     kinds = {
         r"[abc]_(outer|inner|row|col)|(source|target)_\w+": "i64",
-        r"[ab]_(flag|flagged|list|count|tile|rest)|cleared": "*i32",
+        r"[ab]_(flag|flagged|list|count|tile)|cleared": "*i32",
         r"[ab]_scale": "*fp32",
         r"alpha|beta|threshold": "fp32",
     }

@@ -22,7 +22,7 @@ from tilewise.numerics.schemes import (
 )
 
 from . import skinny_plan
-from .hopper_float32_table import PIECE_TILES, ROW_TILES, TILE
+from .hopper_float32_table import LISTS, PIECE_TILES, ROW_TILES, TILE
 from .hopper_plan import chains
 from .parts import in_parts
 from .steps import (
@@ -142,13 +142,14 @@ class _Tiles:
         self._b_parts = room.take(2 * self._parts * b_rows * self._depth * self._splits_b)
         self._a_scale = room.take(4 * a_rows)
         self._b_scale = room.take(4 * b_rows * (self._depth // PIECE) * self._splits_b)
-        # What counts from zero: flagged rows, other rows, and flagged columns, by matrix; flagged
+        # What counts from zero: rows and columns of each list, and of none, by matrix; flagged
         # columns by tile; and flags of columns, which several blocks set.
         b_tiles = self._b_count * self._tiles_n
-        self._clear_count = 2 * self._a_count + self._b_count + b_tiles + b_rows
+        counts = (LISTS + 1) * (self._a_count + self._b_count)
+        self._clear_count = counts + b_tiles + b_rows
         self._counts = room.take(4 * self._clear_count)
         self._a_flag = room.take(4 * a_rows)
-        self._a_list, self._b_list = room.take(4 * a_rows), room.take(4 * b_rows)
+        self._a_list, self._b_list = (room.take(4 * LISTS * rows) for rows in (a_rows, b_rows))
         self._a_tile = room.take(4 * self._a_count * self._tiles_m)
 
     def choice(self) -> Choice:
@@ -171,11 +172,11 @@ class _Tiles:
 
     @property
     def _b_flagged(self) -> Pointer:
-        return self._counts.moved(8 * self._a_count)
+        return self._counts.moved(4 * (LISTS + 1) * self._a_count)
 
     @property
     def _b_tile(self) -> Pointer:
-        return self._b_flagged.moved(4 * self._b_count)
+        return self._b_flagged.moved(4 * (LISTS + 1) * self._b_count)
 
     @property
     def _b_flag(self) -> Pointer:
@@ -193,7 +194,6 @@ class _Tiles:
             "b_count": self._b_flagged,
             "a_tile": self._a_tile,
             "b_tile": self._b_tile,
-            "a_rest": self._counts.moved(4 * self._a_count),
             "m": self._m,
             "a_tiles": self._a_count * self._tiles_m,
         }
@@ -335,6 +335,7 @@ class _Tiles:
             "b_list": self._b_list,
             "a_count": self._a_flagged,
             "b_count": self._b_flagged,
+            "b_flag": self._b_flag,
             "m": self._m,
             "n": self._n,
             "k": self._k,

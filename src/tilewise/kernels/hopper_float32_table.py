@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PIECE_TILES", "ROW_TILES", "STAGES", "TILE", "SplitTile"]
+__all__ = ["LISTS", "PIECE_TILES", "ROW_TILES", "STAGES", "TILE", "SplitTile"]
 
 #: Sides of a tile of C; flags are counted by as many rows and columns.
 TILE = 128
+
+#: Lists of what is flagged: what is computed by FMA, and what is NaN.
+LISTS = 2
 
 #: Stages of the ring of operands, by the parts that they are split into: what fits beside C.
 STAGES = {1: 6, 2: 3}
@@ -50,5 +53,5 @@ ROW_TILES |= {
 #: For operands scaled by 64 of K.
 PIECE_TILES = {
     "k": SplitTile(rows=64, depth=64, along_k=True, warps=4),
-    "rows": SplitTile(rows=128, depth=64, along_k=False, warps=4),
+    "rows": SplitTile(rows=128, depth=64, along_k=False, warps=4, registers=168),
 }

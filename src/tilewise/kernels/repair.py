@@ -1,9 +1,9 @@
 """What float16 cannot hold: flagged rows and columns of a float32 product, by plain FMA, in Gluon.
 
-`list_flagged` makes lists of what `split` or a product flagged. `repair` computes the listed rows
-of C, and the listed columns of all other rows, from A and B themselves. How many there are is known
-on the device alone: a launch that finds none is done at once, and a few rows cost what reading the
-other operand does.
+`repair` computes the listed rows of C (``flags``), and the listed columns of all other rows, from A
+and B themselves. How many there are is known on the device alone: a launch that finds none is done
+at once, and a few rows cost what reading the other operand does. Where a row of A or a column of B
+holds a NaN, C is NaN, which is written without reading anything.
 
 **Order of summation.** One chain of FMAs over k for each piece of K, from zero, K padded to 16 with
 zeros; the chains' sums are added in order. So the bits are those of ``portable.multiply``.
@@ -19,80 +19,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["FLAGS", "list_flagged", "list_rows", "list_tile", "repair", "write"]
+from .flags import COMPUTED, FILLED, LISTS, list_of
 
-FLAGS = gl.constexpr(128)  # that are counted together: the side of the tiles that may be left out
+__all__ = ["repair", "write"]
+
 DEPTH = gl.constexpr(8)  # of K, that is in registers at a time
 PADDED = gl.constexpr(16)  # what K is a multiple of, in ``portable`` too
 STAGES = gl.constexpr(3)
 FEW = gl.constexpr(16)  # rows or columns that are worth a tile of their own size
-
-
-@gluon.jit
-def list_flagged(
-    a_flag,
-    b_flag,
-    a_list,
-    b_list,
-    a_count,
-    b_count,
-    a_tile,
-    b_tile,
-    a_rest,
-    m,
-    n,
-    a_tiles,
-):
-    """List flagged rows of A and columns of B, in any order, and count them by matrix and by tile.
-
-    Behind A's flagged rows are the others. Counts of matrices are 0 before. The first ``a_tiles``
-    programs are for A.
-    """
-    gdc_wait()
-    gdc_launch_dependents()
-    tile = gl.program_id(0)
-    if tile < a_tiles:
-        list_tile(a_flag, a_list, a_count, a_tile, a_rest, tile, m, True)
-    else:
-        list_tile(b_flag, b_list, b_count, b_tile, a_rest, tile - a_tiles, n, False)
-
-
-@gluon.jit
-def list_tile(flag, to, count, of_tile, rest, tile, rows, LISTS_REST: gl.constexpr):
-    """List what is flagged of one tile's rows; and from the end of the list back, what is not."""
-    warps: gl.constexpr = gl.num_warps()
-    layout: gl.constexpr = gl.BlockedLayout([FLAGS // (32 * warps)], [32], [warps], [0])
-    tiles = gl.cdiv(rows, FLAGS)
-    matrix = tile // tiles
-    start = (tile % tiles) * FLAGS
-    i = start + gl.arange(0, FLAGS, layout)
-    flagged = gl.load(flag + matrix * rows + i, mask=i < rows, other=0) != 0
-    one = flagged.to(gl.int32)
-    total = gl.sum(one, 0)
-    gl.store(of_tile + tile, total)
-    before = gl.associative_scan(one, 0, _add) - one
-    if total > 0:
-        first = gl.atomic_add(count + matrix, total)
-        gl.store(to + matrix * rows + first + before, i, mask=flagged)
-    if LISTS_REST:
-        first = gl.atomic_add(rest + matrix, gl.minimum(rows - start, FLAGS) - total)
-        place = (matrix + 1) * rows - 1 - first - (i - start - before)
-        gl.store(to + place, i, mask=(i < rows) & ~flagged)
-
-
-@gluon.jit
-def list_rows(flag, to, count, of_tile, matrix, i, rows, flagged):
-    """Flag rows, and list those that nobody flagged before; every thread has one of them."""
-    was = gl.atomic_xchg(flag + matrix * rows + i, 1, mask=flagged)
-    is_new = flagged & (was == 0)
-    place = gl.atomic_add(count + matrix + 0 * i, 1, mask=is_new)
-    gl.store(to + matrix * rows + place, i, mask=is_new)
-    gl.atomic_add(of_tile + matrix * gl.cdiv(rows, FLAGS) + i // FLAGS, 1, mask=is_new)
-
-
-@gluon.jit
-def _add(x, y):
-    return x + y
 
 
 @gluon.jit
@@ -104,6 +38,7 @@ def repair(
     b_list,
     a_count,
     b_count,
+    b_flag,
     m,
     n,
     k,
@@ -146,6 +81,7 @@ def repair(
         b_list,
         a_count,
         b_count,
+        b_flag,
         m,
         n,
         k,
@@ -163,7 +99,9 @@ def repair(
     out = Out(c, c_outer, c_inner, c_row, c_col, alpha, beta, PAIRS)
     for index in range(work.sides()):
         at_outer, at_inner, side = work.side(index)
-        if side.count > FEW:
+        if side.is_filled:
+            _fill(work, out, side, at_outer, at_inner)
+        elif side.count > FEW:
             _tiles(work, left, right, out, side, at_outer, at_inner, 128, 128, 2)
         elif side.count > 0:
             if side.is_whole:
@@ -239,6 +177,7 @@ class Work:
     b_list: gl.tensor
     a_count: gl.tensor
     b_count: gl.tensor
+    b_flag: gl.tensor
     m: gl.tensor
     n: gl.tensor
     k: gl.tensor
@@ -255,22 +194,24 @@ class Work:
     def sides(self):
         """Return of how many sides of matrices this program has a share."""
         step = gl.num_programs(0) // self.share
-        return 2 * gl.cdiv(self.matrices - gl.program_id(0) // self.share, step)
+        return 2 * LISTS * gl.cdiv(self.matrices - gl.program_id(0) // self.share, step)
 
     @gluon.jit
     def side(self, index):
-        """Return a matrix's place, and its flagged rows with all columns, or the other rows with
-        flagged columns.
+        """Return a matrix's place, and its rows of a list with all columns, or the rows that are
+        not flagged with columns of a list.
         """
         step = gl.num_programs(0) // self.share
-        matrix = gl.program_id(0) // self.share + index // 2 * step
+        matrix = gl.program_id(0) // self.share + index // (2 * LISTS) * step
+        which = index // 2 % LISTS
+        is_whole = index % 2 == 0
         outer, inner = matrix // self.inner, matrix % self.inner
         at = outer * self.a_next_outer + inner * self.a_next_inner
-        flagged = gl.load(self.a_count + at)
-        first = self.a_list + at * self.m
+        listed = gl.load(self.a_count + at * (LISTS + 1) + which)
+        rest = gl.load(self.a_count + at * (LISTS + 1) + LISTS)
+        first = self.a_list + at * LISTS * self.m
         at = outer * self.b_next_outer + inner * self.b_next_inner
-        columns = gl.load(self.b_count + at)
-        is_whole = index % 2 == 0
+        columns = gl.load(self.b_count + at * (LISTS + 1) + which)
         # From both ends, so that a few rows and a few columns are different programs' work.
         one = gl.program_id(0) % self.share
         return (
@@ -278,12 +219,14 @@ class Work:
             inner,
             Side(
                 gl.where(is_whole, one, self.share - 1 - one),
-                gl.where(is_whole, flagged, columns),
-                gl.where(is_whole, first, first + (self.m - 1)),
+                gl.where(is_whole, listed, columns),
+                gl.where(is_whole, first + which * self.m, first + (self.m - 1)),
                 gl.where(is_whole, 1, -1),
-                gl.where(is_whole, flagged, self.m - flagged),
-                self.b_list + at * self.n,
+                gl.where(is_whole, listed, rest),
+                self.b_list + (at * LISTS + which) * self.n,
+                self.b_flag + at * self.n,
                 is_whole,
+                which == FILLED,
                 gl.where(is_whole, self.n, columns),
             ),
         )
@@ -293,7 +236,7 @@ class Work:
 class Side:
     """A list of rows, forward or backward; and one of columns, unless they are all.
 
-    ``count`` of them are flagged; this program's first tile is ``first``.
+    ``count`` of them are listed; this program's first tile is ``first``.
     """
 
     first: gl.tensor
@@ -302,7 +245,9 @@ class Side:
     next: gl.tensor
     rows: gl.tensor
     column_list: gl.tensor
+    column_flag: gl.tensor
     is_whole: gl.tensor
+    is_filled: gl.tensor
     columns: gl.tensor
 
     @gluon.jit
@@ -316,6 +261,12 @@ class Side:
         if not self.is_whole:
             j = gl.load(self.column_list + j)
         return j
+
+    @gluon.jit
+    def holds(self, number):
+        """Say of columns' numbers whether no other list has them now."""
+        which = gl.where(self.is_filled, FILLED, COMPUTED)
+        return self.is_whole | (list_of(gl.load(self.column_flag + number)) == which)
 
 
 @gluon.jit
@@ -402,12 +353,33 @@ def _finish(out, side, outer, inner, row, col, total):
     wide: gl.constexpr = total.shape[1]
     slabs = total.reinterpret(gl.float32, [total.shape[0] // high, high, wide], total.layout)
     j = col + gl.arange(0, wide, gl.SliceLayout(0, layout))
-    at = out.columns(outer, inner, side.column(j))
+    number = side.column(j)
+    is_column = (j < side.columns) & side.holds(number)
+    at = out.columns(outer, inner, number)
     for slab in range(total.shape[0] // high):
         i = row + slab * high + gl.arange(0, high, gl.SliceLayout(1, layout))
-        inside = (i < side.rows)[:, None] & (j < side.columns)[None, :]
+        inside = (i < side.rows)[:, None] & is_column[None, :]
         place = at[None, :] + (side.row(i).to(gl.int64) * out.row)[:, None]
         write(place, inside, slabs.index(slab).load(layout), out.alpha, out.beta)
+
+
+@gluon.jit
+def _fill(work, out, side, outer, inner):
+    """Write this program's tiles of a side of NaN."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [8, 1], [1, 0])
+    high: gl.constexpr = 16
+    wide: gl.constexpr = 256
+    nan = gl.full([high, wide], 0x7FFFFFFF, gl.int32, layout).to(gl.float32, bitcast=True)
+    across = gl.cdiv(side.columns, wide)
+    for tile in range(side.first, gl.cdiv(side.rows, high) * across, work.share):
+        i = tile // across * high + gl.arange(0, high, gl.SliceLayout(1, layout))
+        j = tile % across * wide + gl.arange(0, wide, gl.SliceLayout(0, layout))
+        number = side.column(j)
+        is_column = (j < side.columns) & side.holds(number)
+        inside = (i < side.rows)[:, None] & is_column[None, :]
+        at = out.columns(outer, inner, number)[None, :]
+        at += (side.row(i).to(gl.int64) * out.row)[:, None]
+        write(at, inside, nan, out.alpha, out.beta)
 
 
 @gluon.jit

@@ -366,10 +366,10 @@ class Out:
 
     @gluon.jit
     def write(self, work, ring, flags, outer, inner, chain, row, col):
-        """Write the sums of a tile, 16 rows at a time, and 1 for each column with a flag."""
+        """Write the sums of a tile, 16 rows at a time, and add the flags of its columns."""
         cols = col + gl.arange(0, COLUMNS, gl.SliceLayout(1, SUM))
         first = (outer * self.b_next_outer + inner * self.b_next_inner) * work.n
-        gl.store(self.b_flag + first + cols, flags, mask=(cols < work.n) & (flags != 0))
+        gl.atomic_or(self.b_flag + first + cols, flags, mask=(cols < work.n) & (flags != 0))
         first = (outer * self.a_next_outer + inner * self.a_next_inner) * work.m
         from_col = self.c + outer.to(gl.int64) * self.c_outer + cols.to(gl.int64) * self.c_col
         from_col += (inner * work.chains + chain).to(gl.int64) * self.c_inner
@@ -455,14 +455,14 @@ def _consume(ring, work, out, CONSUMER: gl.constexpr):
 
 @gluon.jit
 def _multiply_piece(ring, stage, threshold, most_field):
-    """Return Bᵀ·Aᵀ over a piece of K, what each column of B is multiplied by, and its flag."""
+    """Return Bᵀ·Aᵀ over a piece of K, what each column of B is multiplied by, and its flags."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ring.TILE_M, 16])
     x = ring.b_tile(stage).load(gl.DotOperandLayout(0, layout, 2))
     high = gl.reduce(gl.abs(x), 1, _larger).to(gl.int32, bitcast=True)
     # Twice the magnitude less one: as unsigned integers, zero is above all others.
     rank = gl.reduce(x.to(gl.uint32, bitcast=True) * 2 - 1, 1, _smaller)
     low = gl.where(high == 0, MAGNITUDE, ((rank + 1) >> 1).to(gl.int32, bitcast=True))
-    field, flagged = judge(high, low, threshold, LEAST_PIECE_FIELD, most_field)
+    field, flags = judge(high, low, threshold, LEAST_PIECE_FIELD, most_field)
     x = x * power(268 - field)[:, None]
     hi = x.to(gl.float16)
     lo = (x - hi.to(gl.float32)).to(gl.float16)
@@ -473,7 +473,7 @@ def _multiply_piece(ring, stage, threshold, most_field):
     term = warpgroup_mma(hi, ring.a_tile(stage, 0), term, is_async=True)
     term = warpgroup_mma_wait(0, deps=[term])
     scale = gl.convert_layout(power(field - 8), gl.SliceLayout(1, SUM), assert_trivial=True)
-    flags = gl.convert_layout(flagged.to(gl.int32), gl.SliceLayout(1, SUM), assert_trivial=True)
+    flags = gl.convert_layout(flags, gl.SliceLayout(1, SUM), assert_trivial=True)
     return columns(term, ring.TILE_M // 16), scale, flags
 
 

@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .repair import list_rows, list_tile
+from .flags import NAN, UNSAFE, list_rows, list_tile
 
 __all__ = [
     "LEAST_PIECE_FIELD",
@@ -102,10 +102,10 @@ def split_rows(
                 x = _read(x_at, done, is_row, k, source_col, pairs, DEPTH, near)
                 most, least = _magnitudes(x)
                 high, low = gl.maximum(high, most), gl.minimum(low, least)
-        field, flagged = judge(gl.max(high, 1), gl.min(low, 1), threshold, LEAST_ROW_FIELD, 254)
+        field, flags = judge(gl.max(high, 1), gl.min(low, 1), threshold, LEAST_ROW_FIELD, 254)
         place = matrix * rows + i
         gl.store(scale + place, power(field - 20), mask=i < rows)
-        gl.store(flag + place, flagged.to(gl.int32), mask=i < rows)
+        gl.store(flag + place, flags, mask=i < rows)
         factor = power(268 - field)[:, None]
         at = target + (matrix.to(gl.int64) * PARTS * rows) * target_row
         if WHOLE:
@@ -129,7 +129,6 @@ def split_pieces(
     b_list,
     b_count,
     b_tile,
-    a_rest,
     m,
     a_tiles,
     rows,
@@ -152,7 +151,7 @@ def split_pieces(
 
     A column is flagged that has in a piece what is not finite, less than ``threshold`` when scaled,
     or an exponent field above ``most_field``. Lists flagged columns, and the rows that `split_rows`
-    flagged in ``a_tiles`` tiles, as `repair.list_flagged` does.
+    flagged in ``a_tiles`` tiles, as `flags.list_flagged` does.
     """
     # Started once `split_rows` has waited for all that came before: what is read and written up to
     # the flags is touched by nothing that still runs.
@@ -180,7 +179,7 @@ def split_pieces(
             x = gl.load(x_at, mask=inside, other=0.0)
         high, low = _magnitudes(x)
         high, low = gl.max(high, 1), gl.min(low, 1)
-        field, flagged = judge(high, low, threshold, LEAST_PIECE_FIELD, most_field)
+        field, flags = judge(high, low, threshold, LEAST_PIECE_FIELD, most_field)
         gl.store(scale + (matrix * pieces + piece) * rows + i, power(field - 8), mask=i < rows)
         at = target + (matrix.to(gl.int64) * PARTS * rows) * target_row
         x = x * power(268 - field)[:, None]
@@ -188,10 +187,10 @@ def split_pieces(
         gdc_wait()
         one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
         i = row + gl.arange(0, ROWS, one)
-        flagged = (gl.convert_layout(flagged.to(gl.int32), one) != 0) & (i < rows)
-        list_rows(b_flag, b_list, b_count, b_tile, matrix, i, rows, flagged)
+        flags = gl.where(i < rows, gl.convert_layout(flags, one), 0)
+        list_rows(b_flag, b_list, b_count, b_tile, matrix, i, rows, flags)
     for tile in range(gl.program_id(0), a_tiles, gl.num_programs(0)):
-        list_tile(a_flag, a_list, a_count, a_tile, a_rest, tile, m, True)
+        list_tile(a_flag, a_list, a_count, a_tile, tile, m, True)
 
 
 @gluon.constexpr_function
@@ -246,13 +245,14 @@ def power(field):
 
 @gluon.jit
 def judge(high, low, threshold, LEAST: gl.constexpr, most):
-    """Return exponent fields to scale by, and what is flagged, from the bits of magnitudes."""
+    """Return exponent fields to scale by, and flags, from the bits of magnitudes."""
     field = high >> 23
     safe = gl.maximum(field, LEAST)
     safe = gl.where(high == 0, ZERO_FIELD, safe)
     least = low.to(gl.float32, bitcast=True) * power(268 - safe)
     is_far = (high != 0) & ((field < LEAST) | (field > most))
-    return safe, (high >= INFINITY) | is_far | (least < threshold)
+    is_unsafe = (high >= INFINITY) | is_far | (least < threshold)
+    return safe, gl.where(high > INFINITY, UNSAFE + NAN, is_unsafe.to(gl.int32) * UNSAFE)
 
 
 @gluon.jit

@@ -86,8 +86,6 @@ def repair(
         n,
         k,
         chain_k,
-        inner,
-        matrices,
         share,
         a_next_outer,
         a_next_inner,
@@ -97,17 +95,21 @@ def repair(
     left = Operand(a, a_outer, a_inner, a_row, a_col, A_ALONG_K, 0, PAIRS)
     right = Operand(b, b_outer, b_inner, b_col, b_row, B_ALONG_K, PAIRS, PAIRS)
     out = Out(c, c_outer, c_inner, c_row, c_col, alpha, beta, PAIRS)
-    for index in range(work.sides()):
-        at_outer, at_inner, side = work.side(index)
-        if side.is_filled:
-            _fill(work, out, side, at_outer, at_inner)
-        elif side.count > FEW:
-            _tiles(work, left, right, out, side, at_outer, at_inner, 128, 128, 2)
-        elif side.count > 0:
-            if side.is_whole:
-                _tiles(work, left, right, out, side, at_outer, at_inner, 4, 64, 8)
-            else:
-                _tiles(work, left, right, out, side, at_outer, at_inner, 64, 4, 8)
+    step = gl.num_programs(0) // share
+    for matrix in range(gl.program_id(0) // share, matrices, step):
+        at_outer, at_inner = matrix // inner, matrix % inner
+        if work.has_listed(at_outer, at_inner):
+            for index in range(2 * LISTS):
+                side = work.side(at_outer, at_inner, index)
+                if side.is_filled:
+                    _fill(work, out, side, at_outer, at_inner)
+                elif side.count > FEW:
+                    _tiles(work, left, right, out, side, at_outer, at_inner, 128, 128, 2)
+                elif side.count > 0:
+                    if side.is_whole:
+                        _tiles(work, left, right, out, side, at_outer, at_inner, 4, 64, 8)
+                    else:
+                        _tiles(work, left, right, out, side, at_outer, at_inner, 64, 4, 8)
 
 
 @gluon.aggregate
@@ -182,8 +184,6 @@ class Work:
     n: gl.tensor
     k: gl.tensor
     chain_k: gl.tensor
-    inner: gl.tensor
-    matrices: gl.tensor
     share: gl.tensor
     a_next_outer: gl.tensor
     a_next_inner: gl.tensor
@@ -191,44 +191,50 @@ class Work:
     b_next_inner: gl.tensor
 
     @gluon.jit
-    def sides(self):
-        """Return of how many sides of matrices this program has a share."""
-        step = gl.num_programs(0) // self.share
-        return 2 * LISTS * gl.cdiv(self.matrices - gl.program_id(0) // self.share, step)
+    def has_listed(self, outer, inner):
+        """Say whether a matrix has anything to do, having waited for memory once."""
+        rows = self.a_count + self.of_a(outer, inner) * (LISTS + 1)
+        columns = self.b_count + self.of_b(outer, inner) * (LISTS + 1)
+        listed = 0
+        for which in gl.static_range(LISTS):
+            listed |= gl.load(rows + which) | gl.load(columns + which)
+        return listed != 0
 
     @gluon.jit
-    def side(self, index):
-        """Return a matrix's place, and its rows of a list with all columns, or the rows that are
-        not flagged with columns of a list.
+    def of_a(self, outer, inner):
+        """Return which matrix of A multiplies."""
+        return outer * self.a_next_outer + inner * self.a_next_inner
+
+    @gluon.jit
+    def of_b(self, outer, inner):
+        return outer * self.b_next_outer + inner * self.b_next_inner
+
+    @gluon.jit
+    def side(self, outer, inner, index):
+        """Return a matrix's rows of a list with all columns, or the rows that are not flagged with
+        columns of a list.
         """
-        step = gl.num_programs(0) // self.share
-        matrix = gl.program_id(0) // self.share + index // (2 * LISTS) * step
-        which = index // 2 % LISTS
+        which = index // 2
         is_whole = index % 2 == 0
-        outer, inner = matrix // self.inner, matrix % self.inner
-        at = outer * self.a_next_outer + inner * self.a_next_inner
+        at = self.of_a(outer, inner)
         listed = gl.load(self.a_count + at * (LISTS + 1) + which)
         rest = gl.load(self.a_count + at * (LISTS + 1) + LISTS)
         first = self.a_list + at * LISTS * self.m
-        at = outer * self.b_next_outer + inner * self.b_next_inner
+        at = self.of_b(outer, inner)
         columns = gl.load(self.b_count + at * (LISTS + 1) + which)
         # From both ends, so that a few rows and a few columns are different programs' work.
         one = gl.program_id(0) % self.share
-        return (
-            outer,
-            inner,
-            Side(
-                gl.where(is_whole, one, self.share - 1 - one),
-                gl.where(is_whole, listed, columns),
-                gl.where(is_whole, first + which * self.m, first + (self.m - 1)),
-                gl.where(is_whole, 1, -1),
-                gl.where(is_whole, listed, rest),
-                self.b_list + (at * LISTS + which) * self.n,
-                self.b_flag + at * self.n,
-                is_whole,
-                which == FILLED,
-                gl.where(is_whole, self.n, columns),
-            ),
+        return Side(
+            gl.where(is_whole, one, self.share - 1 - one),
+            gl.where(is_whole, listed, columns),
+            gl.where(is_whole, first + which * self.m, first + (self.m - 1)),
+            gl.where(is_whole, 1, -1),
+            gl.where(is_whole, listed, rest),
+            self.b_list + (at * LISTS + which) * self.n,
+            self.b_flag + at * self.n,
+            is_whole,
+            which == FILLED,
+            gl.where(is_whole, self.n, columns),
         )
 
 

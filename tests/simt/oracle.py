@@ -110,8 +110,9 @@ def box(value):
     if isinstance(value, int):
         return Number("i8" if value < 1 << 63 else "u8", value, constant=True)
     if isinstance(value, float) and not isinstance(value, np.floating):
-        return Number("f8", np.float64(value))
-    return Number(_NAMES[value.dtype], value if value.dtype.kind == "f" else int(value))
+        return Number("f8", np.float64(value), constant=True)
+    plain = value if value.dtype.kind == "f" else int(value)
+    return Number(_NAMES[value.dtype], plain, constant=True)
 
 
 def _argument(value):
@@ -138,8 +139,9 @@ def _arithmetic(operate):
         a, b = convert(code, left.value), convert(code, right.value)
         with np.errstate(all="ignore"):
             value = operate(a, b)
-        factors = (a, b) if operate is _multiply and code[0] == "f" else None
-        return Number(code, value, factors)
+        folded = code[0] == "f" and left.constant and right.constant
+        factors = (a, b) if operate is _multiply and code[0] == "f" and not folded else None
+        return Number(code, value, factors, constant=folded)
 
     return compute
 
@@ -169,7 +171,8 @@ def _sum(sign):
                         x, z = (x, -z) if fresh[0] else (-x, z)
                     return Number(code, fma(x, y, z, dtype))
             a, b = convert(code, left.value), convert(code, right.value)
-            return Number(code, a + b if sign == 1 else a - b)
+            folded = code[0] == "f" and left.constant and right.constant
+            return Number(code, a + b if sign == 1 else a - b, constant=folded)
 
     return compute
 
@@ -410,7 +413,7 @@ def _rebound(function, cuda, known):
 class _Types:
     def __getattr__(self, name):
         code = _NAMES[np.dtype(name)]
-        return lambda value: Number(code, box(value).value)
+        return lambda value: Number(code, box(value).value, constant=box(value).constant)
 
 
 _Types = _Types()

@@ -69,7 +69,8 @@ def partition(flow: Flow, grid: Dim) -> Partition:
         label = _numbered(label * (count + 2) + outcome)
     order = np.argsort(label, kind="stable")
     starts = np.flatnonzero(np.diff(label[order], prepend=-1))
-    classes = tuple(_class(members, flow, where) for members in np.split(order, starts[1:]))
+    parts = sorted(np.split(order, starts[1:]), key=lambda members: int(members[0]))
+    classes = tuple(_class(members, flow, where) for members in parts)
     traced = f"{len(classes)} of {count} blocks traced" if count > 1 else "the one block traced"
     if len(classes) == count:
         return Partition(classes, traced)

@@ -341,7 +341,7 @@ class _Reach:
         pass
 
     def on_fault(self, fault: Fault) -> bool:
-        if fault.site.id in self._sites:
+        if fault.reason == "out of range" and fault.site.id in self._sites:
             self._faulted |= set(fault.blocks[fault.active.any(axis=1)].tolist())
         return True
 

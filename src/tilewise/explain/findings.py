@@ -32,6 +32,8 @@ def describe_hazard(hazard: Hazard, evidence: Evidence) -> Finding:
         severity, message, advice = _out_of_range(hazard, evidence)
     elif hazard.kind == "uninitialised read":
         severity, message, advice = _uninitialised(hazard, evidence)
+    elif hazard.kind == "unassigned variable":
+        severity, message, advice = _unassigned(hazard, evidence)
     elif hazard.kind == "division by zero":
         severity, message, advice = _by_zero(hazard, evidence)
     else:
@@ -75,6 +77,10 @@ def _element(hazard: Hazard) -> str:
     assert hazard.array is not None
     assert hazard.element is not None
     return f"{hazard.array.name}[{', '.join(map(str, hazard.element))}]"
+
+
+def _reads(hazard: Hazard) -> str:
+    return f"{_count(hazard.accesses, 'read')} in {_count(hazard.blocks, 'block')}"
 
 
 def _count(number: int, what: str) -> str:
@@ -147,15 +153,30 @@ def _out_of_range(hazard: Hazard, evidence: Evidence) -> tuple[Severity, str, st
 def _uninitialised(hazard: Hazard, evidence: Evidence) -> tuple[Severity, str, str]:
     assert hazard.array is not None
     name = hazard.array.name
+    is_own = hazard.array.space == "local"
+    lacks = f"it has not written since it declared {name}"
     message = (
         f"{_who(hazard.first, evidence)} reads {_element(hazard)} on line "
-        f"{hazard.first.site.line}, which no thread of its block has written "
-        f"({_count(hazard.accesses, 'read')} in {_count(hazard.blocks, 'block')})"
+        f"{hazard.first.site.line}, which "
+        f"{lacks if is_own else 'no thread of its block has written'} ({_reads(hazard)})"
     )
+    if is_own:
+        return "error", message, f"write every element of {name} that is read, 0 if nothing else"
     advice = (
         f"let every thread write its element of {name} before the barrier; where there is nothing "
         "to load, it writes 0"
     )
+    return "error", message, advice
+
+
+def _unassigned(hazard: Hazard, evidence: Evidence) -> tuple[Severity, str, str]:
+    site = hazard.first.site
+    message = (
+        f"{_who(hazard.first, evidence)} reads {site.text} on line {site.line} before anything is "
+        f"assigned to it ({_reads(hazard)}): 0 in numba-cuda, anything in CUDA C++, and an "
+        "UnboundLocalError in Python"
+    )
+    advice = f"assign {site.text} on every path to line {site.line}: before the branch or loop"
     return "error", message, advice
 
 

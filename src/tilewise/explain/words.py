@@ -48,6 +48,7 @@ _DOES = {
     "exit before barrier": ("has returned and never gets here", ""),
     "barrier divergence": ("does not get here", ""),
     "division by zero": ("divides by 0", ""),
+    "unassigned variable": ("reads {}, which it has not assigned", ""),
 }
 # The kinds of error as clauses.
 _CLAUSES = {
@@ -58,6 +59,7 @@ _CLAUSES = {
     "uninitialised read": "threads read elements of {} that nobody wrote",
     "exit before barrier": "threads return before a barrier",
     "barrier divergence": "not all threads meet at a barrier",
+    "unassigned variable": "threads read {} before anything is assigned to it",
 }
 
 
@@ -114,7 +116,9 @@ def main_finding(report: Report) -> Finding | None:
 def excerpt(report: Report, finding: Finding) -> list[Marked]:
     """The lines of source that a finding is about, with what each thread does there."""
     marks: dict[int, list[str]] = {}
-    element = "" if finding.element is None else at(finding.array or "", finding.element)
+    element = _subject(finding)
+    if finding.element is not None:
+        element = at(element, finding.element)
     known = {line.number: line.text for line in report.source}
     places = [p for p in (finding.first, finding.second) if p is not None and p.line in known]
     alike = len(places) == 2 and places[0].block == places[1].block
@@ -231,12 +235,19 @@ def _clauses(errors: Sequence[Finding]) -> str:
     """``threads race on As and Bs (read-after-write)``, and so on for each kind of error."""
     arrays: dict[str, dict[str, None]] = {}
     for finding in errors:
-        arrays.setdefault(finding.kind, {})[finding.array or "memory"] = None
+        arrays.setdefault(finding.kind, {})[_subject(finding) or "memory"] = None
     clauses = (
         _CLAUSES.get(kind, f"{kind} on {{}}").format(listed(names))
         for kind, names in arrays.items()
     )
     return "; ".join(clauses)
+
+
+def _subject(finding: Finding) -> str:
+    """The array or variable that a finding is about; "" if it is about neither."""
+    if finding.kind == "unassigned variable" and finding.first is not None:
+        return finding.first.text
+    return finding.array or ""
 
 
 def listed(names: Iterable[str]) -> str:

@@ -234,6 +234,8 @@ class Calls(Expressions):
         number = self.spec.declare(node, name, space, kind, shape)
         code = f"array{number}"
         self.prologue[code] = f"M.{space}({number})"
+        if space == "local":
+            self.emit(f"{code}.declared({self.region.mask})")
         return ArrayValue(code, kind, len(shape))
 
     def _atomic(self, node: ast.Call, how: str, wanted: bool) -> Value | None:

@@ -18,15 +18,36 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Access", "ArrayInfo", "Barrier", "Fault", "Launch", "Observer", "Site", "Space"]
+__all__ = [
+    "Access",
+    "ArrayInfo",
+    "Barrier",
+    "Fault",
+    "FaultKind",
+    "Launch",
+    "Observer",
+    "Site",
+    "Space",
+]
 
 Space = Literal["global", "shared", "local"]
-SiteKind = Literal["load", "store", "atomic", "barrier", "branch", "division"]
+SiteKind = Literal["load", "store", "atomic", "barrier", "branch", "division", "variable"]
+
+FaultKind = Literal[
+    "out of range",
+    "barrier divergence",
+    "division by zero",
+    "unassigned variable",
+    "uninitialised read",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One place in the source that touches memory, is a barrier or branches, or may divide by 0.
+    """One place in the source that touches memory, is a barrier or branches, or may go wrong.
+
+    What may go wrong without touching memory is a division by 0, and the read of a variable that
+    not every path to it assigns.
 
     ``id`` counts from 0 within a program, in source order. ``x[i] += 1`` is two sites, a load and
     a store. Lines count from 1 and columns, in characters, from 0; ``text`` is the source between
@@ -140,8 +161,10 @@ class Fault:
 
     ``reason`` is "out of range" (``active`` marks the offending threads, and ``indices`` holds
     what they asked for, one (B, T) array an axis), "barrier divergence" (``active`` marks the
-    threads that are alive and not at the barrier) or "division by zero", of integers, which is no
-    error: the quotient is 0. ``message`` is the error's text.
+    threads that are alive and not at the barrier), or one of three that are no errors of the
+    machine: "division by zero", of integers, whose quotient is 0; "unassigned variable", which
+    holds 0; and "uninitialised read" of a local array, which gives poison. ``message`` is the
+    text of an error, or would be.
     """
 
     site: Site
@@ -149,7 +172,7 @@ class Fault:
     blocks: NDArray[np.int64]
     active: NDArray[np.bool_]
     indices: tuple[NDArray[np.int64], ...] = ()
-    reason: Literal["out of range", "barrier divergence", "division by zero"] = "out of range"
+    reason: FaultKind = "out of range"
     message: str = field(default="")
 
 

@@ -30,13 +30,18 @@ from .lanes import cast, wrap
 from .program import UNKNOWN, Function
 from .values import AnyValue, ArrayValue, Product, Region, Specialisation, TupleValue, Value
 
-__all__ = ["Expressions"]
+__all__ = ["Expressions", "flag"]
 
 
 _INFIX = {"Add": "+", "Sub": "-", "Mult": "*", "BitAnd": "&", "BitOr": "|", "BitXor": "^"}
 _COMPARE = {"Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotEq": "!="}
 _FOLDED = {"Add": np.add, "Sub": np.subtract, "Mult": np.multiply, "Div": np.true_divide}
 _CALLED = {"FloorDiv": "floordiv", "Mod": "modulo", "LShift": "shift_left", "RShift": "shift_right"}
+
+
+def flag(name: str) -> str:
+    """What says, in an environment, whether a lane has assigned the variable of this name."""
+    return f"{name}?"
 
 
 class Expressions:
@@ -81,7 +86,7 @@ class Expressions:
 
     def fresh(self, hint: str = "t") -> str:
         self.count += 1
-        return f"{hint}_{self.count}"
+        return f"{hint.replace('?', '_is_set')}_{self.count}"
 
     def named(self, value: Value, hint: str = "t") -> Value:
         """Return the value with a plain name or literal as its text, so that it can be repeated."""
@@ -185,6 +190,12 @@ class Expressions:
         if node.id in self.function.variables:
             if node.id not in self.env:
                 raise self.error(node, f"{node.id} is used before anything is assigned to it")
+            site = self.spec.program.site(node, "variable")
+            if site is not None:
+                assigned = self.env[flag(node.id)]
+                assert isinstance(assigned, Value)
+                if assigned.constant is not True:
+                    self.emit(f"M.assigned({site.id}, {self.region.mask}, {assigned.code})")
             return self.env[node.id]
         return self._outside(node)
 
@@ -518,6 +529,7 @@ class Expressions:
         """Narrow the mask, for an operand that only some lanes evaluate, where that can matter."""
         matters = any(
             isinstance(n, (ast.Subscript, ast.Call, ast.FloorDiv, ast.Mod))
+            or self.spec.program.site(n, "variable")
             for n in ast.walk(operand)
         )
         if not matters or condition.constant is not UNKNOWN:

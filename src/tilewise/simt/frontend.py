@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .expressions import flag
 from .lanes import NAMESPACE
 from .loops import Loops, NeedsMask
 from .program import Function, Program
@@ -110,6 +111,8 @@ class _Reader(Loops):
         self.env = {}
         for name, value in zip(self.function.parameters, arguments, strict=True):
             self.env[name] = named(value, _parameter(name), 0)
+        for name in sorted(self.unsure):
+            self.env[flag(name)] = self.number(False, tree)
         with self.written() as body:
             if self.known_divergent_return:
                 self.emit("gone = EMPTY")

@@ -54,6 +54,7 @@ HazardKind = Literal[
     "barrier divergence",
     "exit before barrier",
     "division by zero",
+    "unassigned variable",
 ]
 
 Ints = NDArray[np.int64]
@@ -260,7 +261,7 @@ class HazardWatch:
                 Hazard(fault.reason, fault.array, element, culprit),
                 blocks,
             )
-            if fault.array is not None and indices:
+            if fault.reason == "out of range" and fault.array is not None:
                 hazard.in_buffer += self._unnoticed(fault.site, fault.array, indices, blocks)
         return True
 
@@ -334,7 +335,8 @@ class HazardWatch:
 
     def _note(self, key: tuple[object, ...], hazard: Hazard, blocks: Ints) -> Hazard:
         """Count cases of a hazard, one a block of ``blocks``; the first of them is kept."""
-        ordering = hazard.second is not None or hazard.kind == "uninitialised read"
+        shared = hazard.array is not None and hazard.array.space == "shared"
+        ordering = hazard.second is not None or (hazard.kind == "uninitialised read" and shared)
         if self._stop_early and ordering and not hazard.same_value:
             raise Found(hazard)
         kept = self._found.setdefault(key, hazard)

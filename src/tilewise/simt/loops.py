@@ -94,7 +94,7 @@ class Loops(Statements):
         if node.orelse:
             raise self.error(node.orelse[0], "else after a loop is not part of the dialect")
         wanted = self.live.head[id(node)] | self.live.after[id(node)]
-        names = sorted(assigned_names([node]) & wanted)
+        names = self._with_flags(assigned_names([node]) & wanted)
         entry = {name: self.env.get(name) for name in names}
         slots = {n: self._join([v], True, n) for n, v in entry.items() if v is not None}
         start = (dict(self.env), self.place, set(self.blocked), _copied(self.uses))
@@ -149,7 +149,7 @@ class Loops(Statements):
 
     def _end_of_pass(self, loop: Loop, mask: str | None) -> None:
         """Write what a lane keeps of the loop's variables when it ends an iteration, or leaves."""
-        for name in assigned_names([loop.node]):
+        for name in self._with_flags(assigned_names([loop.node])):
             value = self.env.get(name)
             if value is None:
                 continue
@@ -199,12 +199,8 @@ class Loops(Statements):
             if not uniform:
                 self.emit(f"{loop.mask} = both({loop.mask}, {turn} < {trips})")
                 self.emit(f"{counter} = {start.code} + {turn} * {step.code}")
-                if start.uniform and step.uniform:
-                    self.env[node.target.id] = Value(counter, kind, True, rank=self.count << 8)
-                else:
-                    self.env[node.target.id] = Value(counter, kind, False, rank=self.count << 8)
-            else:
-                self.env[node.target.id] = Value(counter, kind, True, rank=self.count << 8)
+            alike = uniform or (start.uniform and step.uniform)
+            self._bind(node.target.id, Value(counter, kind, alike, rank=self.count << 8))
             self._body(node, loop)
         self.lines.extend(lines)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..errors import KernelError, OptionError
 from . import warps
 from .arguments import Geometry, bind, describe_arguments
-from .events import ArrayInfo, Barrier, Fault, Launch, Observer, Site
+from .events import ArrayInfo, Barrier, Fault, FaultKind, Launch, Observer, Site
 from .frontend import specialise
 from .lanes import Mask
 from .program import Program, program
@@ -390,11 +390,41 @@ class Machine:
         zero = np.equal(divisor, 0)
         if not np.any(zero if mask is None else zero & mask):
             return
-        offenders = self.full(zero if mask is None else zero & mask)
+        offenders = zero if mask is None else zero & mask
         message = f"{self.place(site)} divides by 0"
-        self.observer.on_fault(
-            Fault(self.sites[site], None, self.blocks, offenders, (), "division by zero", message)
-        )
+        self._tell("division by zero", site, None, offenders, (), message)
+
+    def assigned(self, site: int, mask: Mask, assigned: Any) -> None:
+        """Tell who reads along of lanes that read a variable before they assign it; it holds 0."""
+        if self.observer is None:
+            return
+        unassigned = np.logical_not(assigned)
+        offenders = unassigned if mask is None else unassigned & mask
+        if np.any(offenders):
+            message = f"{self.place(site)} is read before anything is assigned to it"
+            self._tell("unassigned variable", site, None, offenders, (), message)
+
+    def unwritten(
+        self, site: int, info: ArrayInfo, fresh: NDArray[np.bool_], index: tuple[Index, ...]
+    ) -> None:
+        """Tell who reads along of lanes that read an element of a local array nobody wrote."""
+        asked = tuple(self.full(np.asarray(position, np.int64)) for position in index)
+        message = f"{self.place(site)} reads an element of {info.name} that was not written"
+        self._tell("uninitialised read", site, info, fresh, asked, message)
+
+    def _tell(
+        self,
+        reason: FaultKind,
+        site: int,
+        info: ArrayInfo | None,
+        offenders: NDArray[np.bool_],
+        indices: tuple[NDArray[np.int64], ...],
+        message: str,
+    ) -> None:
+        """Report what is no error of the machine."""
+        assert self.observer is not None
+        where, active = self.sites[site], self.full(offenders)
+        self.observer.on_fault(Fault(where, info, self.blocks, active, indices, reason, message))
 
     def _diverged(self, site: int, arrived: NDArray[np.bool_], missing: NDArray[np.bool_]) -> None:
         block, thread = (int(axis[0]) for axis in np.nonzero(missing))
@@ -406,10 +436,8 @@ class Machine:
             "exited and is elsewhere; the condition around a barrier must be the same for all "
             "threads of a block"
         )
-        reason = "barrier divergence"
-        self._fault(
-            Fault(self.sites[site], None, self.blocks, missing, (), reason, message)  # type: ignore[arg-type]
-        )
+        reason: FaultKind = "barrier divergence"
+        self._fault(Fault(self.sites[site], None, self.blocks, missing, (), reason, message))
 
     def _fault(self, fault: Fault) -> None:
         if self.observer is None or not self.observer.on_fault(fault):

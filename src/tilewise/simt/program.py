@@ -19,6 +19,7 @@ from typing import Any
 from ..errors import KernelError, OptionError
 from .dialect import intrinsic_of
 from .events import Site, SiteKind
+from .flow import unsure_reads
 
 __all__ = ["UNKNOWN", "Function", "Program", "program"]
 
@@ -35,7 +36,8 @@ class Function:
     """One function of the dialect: a kernel, or a device function that it calls.
 
     ``constants`` maps each outside name that the source mentions to its value at the time the
-    source was read; ``variables`` are the names that are parameters or assigned.
+    source was read; ``variables`` are the names that are parameters or assigned; ``unsure`` are
+    the reads of variables that some path through the source reaches without assigning them.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Function:
     variables: frozenset[str]
     constants: Mapping[str, Any]
     lines: tuple[str, ...]
+    unsure: tuple[ast.Name, ...] = ()
 
     @property
     def source(self) -> str:
@@ -102,7 +105,8 @@ class Program:
     functions : tuple of Function
         The kernel first, then device functions in the order of their first mention.
     sites : tuple of Site
-        Every place where memory is touched, a barrier stands or a branch is taken, by id.
+        Every place where memory is touched, a barrier stands, a branch is taken or something may
+        go wrong, by id.
     removed : frozenset of int
         Ids of the barriers that are skipped, for an ablation.
     """
@@ -268,6 +272,7 @@ def _read_function(function: Any) -> Function:
             if node.id in scope and node.id not in variables
         },
         lines=tuple(lines),
+        unsure=unsure_reads(tree.body, parameters, frozenset(variables)),
     )
 
 
@@ -288,6 +293,8 @@ def _parse(source: str) -> ast.Module:
 
 def _sites(function: Function) -> Iterator[tuple[ast.AST, SiteKind, ast.expr, str | None]]:
     """Yield (node, kind, the expression to show, array name) for every site of a function."""
+    for read in function.unsure:
+        yield read, "variable", read, None
     inner: set[int] = set()  # A[i] within A[i][j], and targets of A[i] += 1
     for node in ast.walk(function.tree):
         if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, _DIVIDES):

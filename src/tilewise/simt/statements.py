@@ -2,6 +2,9 @@
 
 A branch that only some lanes take is written under a mask of its own. What it assigns are new
 names, merged afterwards into *slots*: the values that hold, from there on, what either way left.
+
+A variable that may be read unassigned has a flag beside it, a variable like others: false at first,
+true once assigned, and merged along the same ways.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Literal
 from . import typing_rules as types
 from .calls import Calls
 from .dialect import english
+from .expressions import flag
 from .flow import Liveness, assigned_names
 from .program import UNKNOWN, Function
 from .values import AnyValue, ArrayValue, Region, Specialisation, TupleValue, Value
@@ -32,6 +36,7 @@ class Statements(Calls):
     def __init__(self, spec: Specialisation, function: Function) -> None:
         super().__init__(spec, function)
         self.live = Liveness(function.tree)
+        self.unsure = frozenset(name.id for name in function.unsure)
         self.jumped = False  # whether lanes have left the current block early
 
     # -- blocks
@@ -62,7 +67,18 @@ class Statements(Calls):
         self.count += 1
         self.env, self.region, self.place = env, outer, (*place[:-1], f"after.{self.count}")
 
-    # -- merging variables
+    # -- variables
+
+    def _bind(self, name: str, value: AnyValue) -> None:
+        """Let a variable be a value from here on."""
+        self.env[name] = value
+        if name in self.unsure:
+            self.env[flag(name)] = self.number(True, self.function.tree)
+
+    def _with_flags(self, names: Iterable[str]) -> list[str]:
+        """The variables, and the flags of those that may be read unassigned."""
+        flags = (flag(name) for name in names if name in self.unsure)
+        return sorted([*names, *flags])
 
     def _join(self, values: Sequence[AnyValue | None], uniform: bool, hint: str) -> AnyValue:
         """Return the slot that can hold any of the values; a Value's text is a new name."""
@@ -152,7 +168,7 @@ class Statements(Calls):
 
     def _assign(self, target: ast.expr, value: AnyValue) -> None:
         if isinstance(target, ast.Name):
-            self.env[target.id] = self._copy(value, target.id)
+            self._bind(target.id, self._copy(value, target.id))
         elif isinstance(target, ast.Tuple):
             if not isinstance(value, TupleValue) or len(value.items) != len(target.elts):
                 raise self.error(target, f"cannot unpack into {len(target.elts)} names")
@@ -184,9 +200,8 @@ class Statements(Calls):
     def _AugAssign_statement(self, node: ast.AugAssign) -> End:
         operator = type(node.op).__name__
         if isinstance(node.target, ast.Name):
-            old = self.value(ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target))
-            new = self.binary(node, operator, old, self.value(node.value))
-            self.env[node.target.id] = self._copy(new, node.target.id)
+            new = self.binary(node, operator, self.value(node.target), self.value(node.value))
+            self._bind(node.target.id, self._copy(new, node.target.id))
         elif isinstance(node.target, ast.Subscript):
             array, indices = self.subscript(node.target)
             if not isinstance(array, ArrayValue):
@@ -256,7 +271,7 @@ class Statements(Calls):
                 with self.written() as merges:
                     for name, slot in slots.items():
                         if env.get(name) != before.get(name) or name not in before:
-                            where = mask if name in defined else None
+                            where = mask if name in defined or name in self.unsure else None
                             self._assign_slot(slot, env.get(name), where)
                 defined |= {name for name in slots if name in env}
                 lines.extend(merges)
@@ -281,7 +296,7 @@ class Statements(Calls):
         """Make slots for the variables that an ``if`` assigns and that are wanted after it."""
         wanted = assigned_names([*node.body, *node.orelse]) & self.live.after[id(node)]
         slots: dict[str, AnyValue] = {}
-        for name in sorted(wanted):
+        for name in self._with_flags(wanted):
             values = [env.get(name) for env in falling]
             if any(value is not None for value in values):
                 if not uniform and name in self.env:

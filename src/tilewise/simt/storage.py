@@ -65,6 +65,10 @@ class Storage:
         self._data = data
         self._flat = data.reshape(-1) if data.flags.c_contiguous else None
         self._base: Index = 0 if owner is None else owner * self.size
+        #: Which elements were written, of a local array and for who reads along.
+        self._written: NDArray[np.bool_] | None = None
+        if info.space == "local" and machine.observer is not None:
+            self._written = np.zeros(data.shape, np.bool_)
         code = type_of_dtype(info.dtype)
         assert code is not None
         self._held = holder(code)
@@ -76,11 +80,18 @@ class Storage:
 
     # -- what a rewritten kernel calls
 
+    def declared(self, mask: Mask) -> None:
+        """Begin a local array anew, for the lanes of a mask: none of its elements is written."""
+        if self._written is not None:
+            self._written[self._machine.full(True if mask is None else mask).reshape(-1)] = False
+
     def load(self, site: int, mask: Mask, *index: Index) -> NDArray[Any]:
         """Return the elements at an index, for the lanes of a mask; elsewhere anything."""
         where, kept = self._locate(site, mask, index)
         if where is None:  # no lane is left that may read
             return np.broadcast_to(np.asarray(poison(self.info.dtype)).astype(self._held), 1)
+        if self._written is not None:
+            self._look_for_unwritten(site, _within(mask, kept), where, index)
         value = self._get(where)
         if kept is not None:
             value = np.where(kept, value, poison(self.info.dtype))
@@ -106,6 +117,8 @@ class Storage:
         elif isinstance(value, np.ndarray):
             shape = np.broadcast_shapes(np.shape(where), value.shape)
             where, value = np.broadcast_to(where, shape), np.broadcast_to(value, shape)
+        if self._written is not None:
+            self._written.reshape(-1)[where] = True
         self._put(where, value)
 
     def atomic(
@@ -121,8 +134,12 @@ class Storage:
             return np.broadcast_to(np.asarray(poison(self.info.dtype)).astype(self._held), lanes)
         if self._machine.observer is not None:
             self._report(site, how, mask, index, np.asarray(operands[-1]))
+        if self._written is not None:
+            self._look_for_unwritten(site, mask, where, index)
         active = np.broadcast_to(True if mask is None else mask, lanes)
         where = np.broadcast_to(where, lanes)[active]
+        if self._written is not None:
+            self._written.reshape(-1)[where] = True
         values = [
             np.broadcast_to(np.asarray(value), lanes)[active].astype(self.info.dtype)
             for value in operands
@@ -139,6 +156,15 @@ class Storage:
         return before
 
     # -- how it is done
+
+    def _look_for_unwritten(
+        self, site: int, mask: Mask, where: Index, index: tuple[Index, ...]
+    ) -> None:
+        assert self._written is not None
+        fresh = ~self._written.reshape(-1)[where]
+        fresh = fresh if mask is None else fresh & mask
+        if fresh.any():
+            self._machine.unwritten(site, self.info, fresh, index)
 
     def _one_by_one(
         self,

@@ -39,6 +39,7 @@ def initialised() -> Claim:
         "uninitialised read",
         "shared memory is written before it is read",
         "every word that is read was written by the block before",
+        space="shared",
     )
 
 
@@ -78,9 +79,11 @@ def barrier_needed(line: int | None = None, *, nth: int | None = None) -> Claim:
     return Claim(f"{which} is needed", judge)
 
 
-def _without(kind: str, sentence: str, detail: str) -> Claim:
+def _without(kind: str, sentence: str, detail: str, *, space: str | None = None) -> Claim:
     def judge(seen: Evidence) -> Judgement:
         found = [h for h in seen.hazards if h.kind == kind]
+        if space is not None:
+            found = [h for h in found if h.array is not None and h.array.space == space]
         return _witness(found, seen) if found else holds(seen, detail)
 
     return Claim(sentence, judge)

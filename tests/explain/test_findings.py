@@ -1,0 +1,100 @@
+"""What a finding says of what was wrong, and of whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.explain.support import floats
+from tilewise.explain import explain
+from tilewise.simt import cuda
+
+float32 = np.float32
+
+
+def guarded(C, n):  # type: ignore[no-untyped-def]
+    i = cuda.grid(1)
+    if i < n:
+        x = float32(1.5)
+    C[i] = x
+
+
+def loop_of_no_turns(C, n):  # type: ignore[no-untyped-def]
+    i = cuda.grid(1)
+    for k in range(n):
+        x = float32(k)
+    C[i] = x
+
+
+def private(C, n):  # type: ignore[no-untyped-def]
+    i = cuda.grid(1)
+    parts = cuda.local.array(4, float32)
+    for k in range(3):
+        parts[k] = C[i]
+    C[i] = parts[i % n]
+
+
+def by_data(A, C):  # type: ignore[no-untyped-def]
+    i = cuda.grid(1)
+    if A[i] > 0:
+        x = A[i]
+    C[i] = x
+
+
+def same_guard_twice(C, n):  # type: ignore[no-untyped-def]
+    i = cuda.grid(1)
+    if i < n:
+        x = C[i]
+    y = x if i < n else float32(0)
+    if i < n:
+        C[i] = x + y
+
+
+def _errors(kernel: Any, *arguments: Any) -> Any:
+    report = explain(kernel, 4, 32, *arguments)
+    return report, [f for f in report.findings if f.severity == "error"]
+
+
+def test_a_variable_that_a_branch_did_not_assign() -> None:
+    report, (finding,) = _errors(guarded, floats(128), 70)
+    assert (report.exit_code, finding.kind, finding.scope) == (1, "unassigned variable", "all data")
+    line = guarded.__code__.co_firstlineno + 4
+    place = (finding.first.line, finding.first.text, finding.first.block, finding.first.thread)
+    assert place == (line, "x", (2, 0, 0), (6, 0, 0))
+    assert (finding.accesses, finding.blocks) == (58, 2)
+    assert f"thread 6 of block 2 reads x on line {line}" in finding.message
+    assert "0 in numba-cuda" in finding.message
+    assert "threads read x before anything is assigned to it" in str(report)
+    assert "reads x, which it has not assigned" in report.to_html()
+
+
+def test_a_variable_of_a_loop_that_does_not_run() -> None:
+    assert _errors(loop_of_no_turns, floats(128), 3)[1] == []
+    _, (finding,) = _errors(loop_of_no_turns, floats(128), 0)
+    assert (finding.accesses, finding.blocks) == (128, 4)
+
+
+def test_an_element_of_a_local_array_that_nobody_wrote() -> None:
+    assert _errors(private, floats(128), 3)[1] == []
+    report, (finding,) = _errors(private, floats(128), 4)
+    assert (finding.kind, finding.array, finding.element) == ("uninitialised read", "parts", (3,))
+    assert (finding.accesses, finding.first.thread) == (32, (3, 0, 0))
+    assert "which it has not written since it declared parts" in finding.message
+    shared = next(v for v in report.verdicts if v.claim.startswith("shared memory"))
+    assert shared.outcome == "PROVED"  # this is no shared memory
+
+
+def test_a_branch_on_data_is_seen_in_every_block() -> None:
+    A = np.ones(128, float32)
+    assert _errors(by_data, A, floats(128))[1] == []
+    A[100] = -1
+    _, (finding,) = _errors(by_data, A, floats(128))
+    assert (finding.first.block, finding.first.thread) == ((3, 0, 0), (4, 0, 0))
+    assert (finding.accesses, finding.scope) == (1, "this launch")
+
+
+@pytest.mark.parametrize("n", [0, 70, 128])
+def test_what_is_read_under_the_guard_it_was_assigned_under_is_fine(n: int) -> None:
+    assert _errors(same_guard_twice, floats(128), n)[1] == []

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.explain.support import floats
+from tilewise.errors import KernelError
 from tilewise.explain import explain
 from tilewise.simt import cuda
 
@@ -98,3 +99,17 @@ def test_a_branch_on_data_is_seen_in_every_block() -> None:
 @pytest.mark.parametrize("n", [0, 70, 128])
 def test_what_is_read_under_the_guard_it_was_assigned_under_is_fine(n: int) -> None:
     assert _errors(same_guard_twice, floats(128), n)[1] == []
+
+
+def factorial(n):  # type: ignore[no-untyped-def]
+    return 1 if n < 2 else n * factorial(n - 1)
+
+
+def recursive(C, n):  # type: ignore[no-untyped-def]
+    C[0] = factorial(n)
+
+
+def test_a_function_that_calls_itself_is_refused() -> None:
+    line = factorial.__code__.co_firstlineno + 1
+    with pytest.raises(KernelError, match=f":{line}: in factorial: factorial calls itself"):
+        explain(recursive, 1, 1, floats(1), 3)

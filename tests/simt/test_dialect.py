@@ -470,7 +470,9 @@ REFUSED = {
     "with n:\n        pass": "with is not part of the dialect",
     "cuda.atomic.add(n, 0, 1)": "takes an array first",
     "cuda.syncthreads(1)": "takes 0 arguments, got 1",
-    "x = again(n)": "recursion is not supported",
+    "x = again(n)": "6: in again: again calls itself; recursion is not supported",
+    "x = ping(n)": "ping calls itself by way of pong; recursion is not supported",
+    "kernel(a, b, n)": "kernel calls itself; recursion is not supported",
     "x = sometimes(n)": "returns a value on some paths only",
     "x = math.atan2(1.0)": "wrong number of arguments",
     "x = abs(1, 2)": "wrong number of arguments",
@@ -489,6 +491,8 @@ def test_what_is_not_of_the_dialect_is_refused_before_anything_runs(statement):
     source = (
         "import math\nimport numpy as np\nfrom tilewise.simt import cuda\n\n"
         "def again(x):\n    return again(x)\n\n"
+        "def ping(x):\n    return pong(x)\n\n"
+        "def pong(x):\n    return ping(x)\n\n"
         "def sometimes(x):\n    if x > 0:\n        return x\n\n"
         f"def kernel(a, b, n):\n    a[0] = 99.0\n    {statement}\n"
     )

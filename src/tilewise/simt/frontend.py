@@ -144,12 +144,9 @@ class _Reader(Loops):
         values = [self._argument(argument) for argument in node.args]
         key = (id(function), tuple(kind_of(named(value, "", 0)) for value in values))
         if key not in self.spec.devices:
-            self.spec.devices[key] = None  # being written
             name = f"device_{len(self.spec.devices)}_{function.name}"
             self.spec.devices[key] = _write(self.spec, function, values, name)
         device = self.spec.devices[key]
-        if device is None:
-            raise self.error(node, f"{function.name} calls itself; recursion is not supported")
         codes = ", ".join(("M", self.region.mask, *map(code_of, values)))
         call = f"{device.name}({codes})"
         if device.returned is None:

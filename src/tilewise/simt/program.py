@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from ..errors import KernelError, OptionError
@@ -204,16 +205,20 @@ def _python_function(value: Any) -> Any:
 
 def _read_program(kernel: Callable[..., Any]) -> Program:
     functions: dict[int, Function] = {}
+    calls: dict[int, dict[int, ast.Call]] = {}
     keep_alive = [kernel]
     for function in keep_alive:  # grows as device functions are met
         if id(function) in functions:
             continue
         read = functions[id(function)] = _read_function(function)
+        called_here = calls[id(function)] = {}
         for node in ast.walk(read.tree):
             if isinstance(node, ast.Call):
                 called = _python_function(read.resolve(node.func))
                 if inspect.isfunction(called) and intrinsic_of(called) is None:
                     keep_alive.append(called)
+                    called_here.setdefault(id(called), node)
+    _refuse_recursion(functions, calls)
     sites: list[Site] = []
     ids: dict[tuple[int, str], int] = {}
     for read in functions.values():
@@ -235,6 +240,22 @@ def _read_program(kernel: Callable[..., Any]) -> Program:
                 )
             )
     return Program(tuple(functions.values()), tuple(sites), _ids=ids, _by_object=functions)
+
+
+def _refuse_recursion(
+    functions: Mapping[int, Function], calls: Mapping[int, Mapping[int, ast.Call]]
+) -> None:
+    """Refuse functions that call themselves, be it by way of others."""
+    try:
+        TopologicalSorter(calls).prepare()
+    except CycleError as error:
+        first, *through, _ = reversed(error.args[1])  # from caller to called
+        names = [functions[number].name for number in through]
+        way = f" by way of {', '.join(names)}" if names else ""
+        raise functions[first].error(
+            calls[first][through[0] if through else first],
+            f"{functions[first].name} calls itself{way}; recursion is not supported: write a loop",
+        ) from None
 
 
 def _read_function(function: Any) -> Function:

@@ -327,9 +327,10 @@ def test_an_old_code_page_changes_no_exit_code(folder: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirection")
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
 def test_a_closed_stream_changes_no_exit_code(folder: Path, closed: str) -> None:
-    line = f'exec "$0" -m tilewise mul A.npy B.npy -o C.npy {closed}'
-    done = subprocess.run(["sh", "-c", line, sys.executable], capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
+    for command in ("explain guide", "info", "mul A.npy B.npy -o C.npy"):
+        line = f'exec "$0" -m tilewise {command} {closed}'
+        done = subprocess.run(["sh", "-c", line, sys.executable], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
     assert np.array_equal(np.load("C.npy"), A @ B)
 
 
@@ -395,10 +396,35 @@ def test_an_interrupt_keeps_what_is_finished(
     assert names(folder) == ["A.npy", "B.npy", "C.npy", "X.npy"]
 
 
-def test_a_reader_that_leaves_early_is_no_error(folder: Path) -> None:
-    command = f"{sys.executable} -m tilewise plan 9x9 9x9 | head -c 1"
+@pytest.mark.skipif(sys.platform == "win32", reason="no such pipes")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--help", "--version", "info", "plan 9x9 9x9", "plan 9x9 9x9 --json", "explain guide",
+        "explain guide --json", "explain --help", "check A.npy B.npy B.npy",
+        "mul A.npy B.npy -o C.npy",
+    ],
+)  # fmt: skip
+def test_a_reader_that_has_left_ends_it_quietly(folder: Path, command: str) -> None:
+    np.save("B.npy", np.eye(4))
+    np.save("A.npy", np.eye(4) * 2)
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "tilewise", *command.split()],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_reader_of_the_first_line_gets_it(folder: Path) -> None:
+    command = f"{sys.executable} -m tilewise explain guide | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("p", "")
+    assert (done.stdout.split()[0], done.stderr) == ("Muld", "")
 
 
 def test_output_that_cannot_be_written_is_one_line(folder: Path) -> None:

@@ -26,7 +26,7 @@ def shown(out: str, *, is_quiet: bool, last: str = "") -> Iterator[Report]:
     """Yield what to call with each `Progress`; ``last`` is what follows when all is computed."""
     if is_quiet:
         yield lambda _: None
-    elif sys.stderr is None or not sys.stderr.isatty():
+    elif not sys.stderr.isatty():
         yield _line_by_line(out, last)
     else:
         with _bar(out, last) as report:

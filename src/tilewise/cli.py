@@ -2,7 +2,7 @@
 
 Verbs read their arguments, call the library, and print. Results go to standard output, progress
 and errors to standard error. Exit codes: 0 done or proven, 1 a check failed, 2 could not, 130
-interrupted.
+interrupted, 141 what was printed was not read to its end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ app = typer.Typer(
     name="tilewise",
     epilog=(
         "Exit codes: 0 done or proven; 1 a check failed; 2 could not, with the reason; "
-        "130 interrupted."
+        "130 interrupted; 141 nobody reads what is printed."
     ),
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -76,14 +76,15 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; bad input gives one line, no traceback."""
     signal.signal(signal.SIGTERM, _terminate)
-    for stream in (sys.stdout, sys.stderr):  # None where it was closed; old code pages have no ≤
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed; else the next file would be opened as it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif hasattr(stream := getattr(sys, name), "reconfigure"):
+            stream.reconfigure(errors="replace")  # old code pages have no ≤
     try:
         args = list(sys.argv[1:] if argv is None else argv)
         code = app(args=args or ["--help"], prog_name="tilewise", standalone_mode=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except CheckError as error:
         return _fail(_with_notes(error), 1)
     except TilewiseError as error:
@@ -94,10 +95,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"not enough memory: {_with_notes(error)}; give a smaller --memory")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):  # Click makes a 1 of it
+            raise
+        return _unread()
+    except BrokenPipeError:
+        return _unread()
     except OSError as error:  # of what is printed; files have errors of their own
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # as in ``tilewise plan ... | head -1``
-            return 0
+        _mute(sys.stdout)
         return _fail(f"what is to be printed cannot be written: {error.strerror or error}")
     except Exception as error:
         # Typer's usage errors; their class is Click's or Typer's own, by version.
@@ -362,6 +367,18 @@ def _with_notes(error: BaseException) -> str:
 def _fail(message: str, code: int = 2) -> int:
     print(f"tilewise: {message}", file=sys.stderr)
     return code
+
+
+def _unread() -> int:
+    """End as programs do whose reader has left, as in ``tilewise plan ... | head -1``."""
+    _mute(sys.stdout)
+    _mute(sys.stderr)
+    return 128 + 13  # SIGPIPE, which Windows has no name for
+
+
+def _mute(stream: Any) -> None:
+    """Let what a stream still holds go nowhere, so that Python does not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _terminate(*_: object) -> None:

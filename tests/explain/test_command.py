@@ -228,6 +228,26 @@ def test_json_is_the_reports_schema(printed: Printed) -> None:
     assert [each["kernel"] for each in json.loads(said)["reports"]] == ["naive", "Muld"]
 
 
+def test_a_page_that_cannot_be_written_whole_leaves_the_one_before(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("what was there")
+    limited = (
+        "import resource, sys, tilewise.cli as cli;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000));"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "explain", "guide", "--html", str(page)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"{page} cannot be written: File too large" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert page.read_text() == "what was there"
+
+
 def test_html_is_written_and_the_text_still_printed(
     kernels: Path, printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:

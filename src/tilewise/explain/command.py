@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .._files import write_whole
 from ..errors import FileError, OptionError
 
 if TYPE_CHECKING:
@@ -408,7 +409,7 @@ def _print_json(reports: Sequence[Report], compared: Comparison | None) -> None:
 
 def _write(path: Path, content: str) -> None:
     try:
-        path.write_text(content, encoding="utf-8")
+        write_whole(path, content.encode())
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror}") from None
     print(f"{path}: written", file=sys.stderr)

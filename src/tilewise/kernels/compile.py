@@ -20,7 +20,6 @@ import multiprocessing
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -30,6 +29,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from tilewise._files import write_whole
 from tilewise.errors import OptionError
 from tilewise.kernels import BUILT, TARGETS, file_name, toolchain
 from tilewise.simt import occupancy
@@ -350,7 +350,7 @@ def _read_entries(place: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 def _store(place: Path, entry: Mapping[str, Any], code: bytes) -> None:
     with _locked(place):
-        _write(place / file_name(entry["name"], entry["target"]), code)
+        write_whole(place / file_name(entry["name"], entry["target"]), code)
         entries = _read_entries(place)
         entries[entry["name"], entry["target"]] = dict(entry)
         _write_entries(place, entries)
@@ -371,16 +371,7 @@ def _forget(place: Path, wanted: set[tuple[str, str]]) -> None:
 def _write_entries(place: Path, entries: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
     ordered = [entries[key] for key in sorted(entries)]
     lines = ",\n".join(json.dumps(entry) for entry in ordered)
-    _write(place / "manifest.json", f'{{"kernels": [\n{lines}\n]}}\n'.encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write aside and rename, so that a reader sees the old file or the new one."""
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=".aside-")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    os.chmod(aside, 0o644)
-    os.replace(aside, path)
+    write_whole(place / "manifest.json", f'{{"kernels": [\n{lines}\n]}}\n'.encode())
 
 
 @contextmanager

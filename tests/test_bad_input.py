@@ -374,3 +374,71 @@ def test_types_without_a_product_are_told_which_one_holds_them(name: str, wider:
     with pytest.raises(DTypeError, match=rf"has dtype {name}.*\.astype\(np\.{wider}\)"):
         tw.matmul(narrow, narrow)
     assert (tw.matmul(narrow.astype(wider), narrow.astype(wider)) == 2).all()
+
+
+class Broken:
+    """An object that says to be an array, and raises what it likes when it is read."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise RuntimeError("nothing here")
+
+
+NESTED: list[Any] = []
+NESTED.append(NESTED)
+NO_ARRAYS = {
+    "ragged": [[1, 2], [3]],
+    "ragged within": [[[1, 2], [3, 4]], [[1, 2], [3]]],
+    "itself": NESTED,
+    "None": None,
+    "names": [["a", "b"], ["c", "d"]],
+    "objects": np.array([[1, None], [2, 3]], object),
+    "masked": np.ma.masked_array(ONES, ONES > 2),
+    "np.matrix": ONES.view(np.matrix),
+    "dates": np.zeros((2, 2), "M8[s]"),
+    "records": np.zeros((2, 2), "i4,f4"),
+    "a mapping": {"a": 1},
+    "a number": 3.0,
+    "a module": np,
+    "broken": Broken(),
+}
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "matmul a": lambda x: tw.matmul(x, ONES),
+    "matmul b": lambda x: tw.matmul(ONES, x),
+    "matmul group": lambda x: tw.matmul([ONES], [x]),
+    "gemm a": lambda x: tw.gemm(x, ONES, ONES.copy()),
+    "gemm c": lambda x: tw.gemm(ONES, ONES, x),
+    "check a": lambda x: tw.check(x, ONES, ONES),
+    "check b": lambda x: tw.check(ONES, x, ONES),
+    "check c": lambda x: tw.check(ONES, ONES, x),
+    "explain": lambda x: tw.explain(tw.guide.naive, 1, 2, x, ONES, 2, 2, ONES),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    # explain looks at no more of an np.matrix than at any array.
+    [(c, n) for c in CALLS for n in NO_ARRAYS if (c, n) != ("explain", "np.matrix")],
+)
+def test_what_is_no_array_of_numbers_is_refused_by_every_call(call: str, name: str) -> None:
+    with pytest.raises(tw.TilewiseError) as caught:
+        CALLS[call](NO_ARRAYS[name])
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize("value", [*NO_ARRAYS.values(), "abc", ONES, 2j])
+@pytest.mark.parametrize("scalar", ["alpha", "beta"])
+def test_a_scale_that_is_no_number_leaves_c_alone(scalar: str, value: Any) -> None:
+    c = ONES.copy()
+    if type(value) is float:
+        value = [value]
+    with pytest.raises(OptionError, match=f"{scalar}="):
+        tw.gemm(ONES, ONES, c, **{scalar: value})
+    assert (c == 1).all()
+
+
+@pytest.mark.parametrize("claims", [3, "races", [None], tw.explain, [[]]])
+def test_what_is_no_claim_is_refused(claims: Any) -> None:
+    with pytest.raises(OptionError, match="claim"):
+        tw.explain(tw.guide.naive, 1, 2, ONES, ONES, 2, 2, ONES, claims=claims)
+    with pytest.raises(OptionError, match="target"):
+        tw.explain(tw.guide.naive, 1, 2, ONES, ONES, 2, 2, ONES, target=[claims])

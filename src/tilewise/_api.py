@@ -217,7 +217,16 @@ def plan(
 
         if stream is not None:
             raise _arrays.no_stream(stream)
-        return plan_paths(a, b, dtype, memory, devices, precision, verify)
+        return plan_paths(
+            a,
+            b,
+            out,
+            dtype=dtype,
+            memory=memory,
+            devices=devices,
+            precision=precision,
+            verify=verify,
+        )
     there = _arrays.on_device(a, b, out, stream)
     if there is None:
         x, y, target = _described(a, "a"), _described(b, "b"), out
@@ -338,7 +347,10 @@ def _scalar(value: Any, name: str, compute: np.dtype[Any]) -> Any:
     """Return ``alpha`` or ``beta`` as a number of the type the sums are, or raise."""
     if type(value) is int and value in (0, 1) and compute.kind in "fc":
         return compute.type(value)  # as most are: at once
-    number = np.asarray(value)
+    try:
+        number = np.asarray(value)
+    except Exception as error:  # whatever a caller's object raises
+        raise OptionError(f"{name}={value!r} is not a number: {error}") from error
     if number.shape or number.dtype.kind not in "biufc":
         raise OptionError(f"{name}={value!r} is not a number")
     if compute.kind == "b" and value in (0, 1):

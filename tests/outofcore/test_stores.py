@@ -708,3 +708,45 @@ def test_a_store_may_give_the_other_byte_order_and_no_other_type(folder: Path) -
     Other.gives = "<i8"  # as wide, and not raw bytes of a float64
     with pytest.raises(FileError, match=r"a \(Other\) gave \(6, 6\) int64 for \[0:6, 0:6\]"):
         multiply_files(Other(), "a.npy", "c.npy")
+
+
+def test_an_empty_dataset_is_no_operand(folder: Path) -> None:
+    with h5py.File("x.h5", "w") as file:
+        file["nothing"] = h5py.Empty("f4")
+        file["a"] = np.ones((2, 2), "f4")
+        for call in (
+            lambda: multiply_files(file["nothing"], file["a"], "c.npy"),
+            lambda: tw.matmul(file["nothing"], file["a"]),
+            lambda: tw.check(file["a"], file["nothing"], file["a"]),
+            lambda: tw.gemm(file["a"], file["a"], np.ones((2, 2), "f4"), alpha=file["nothing"]),
+        ):
+            with pytest.raises(tw.TilewiseError):
+                call()
+    with pytest.raises(ShapeError, match=r"a \(x\.h5:/nothing\) is empty"):
+        multiply_files("x.h5:/nothing", "x.h5:/a", "c.npy")
+    assert [path.name for path in folder.iterdir()] == ["x.h5"]
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        [[1, 2], [3]], 3.0, "C.txt", "no/such/C.npy", "A.npy", "C.npy:T", "C.npy:bfloat16", len,
+        np.zeros((2, 3)), np.zeros((4, 4), "f4"), ".", "C\0.npy", {},
+    ],
+)  # fmt: skip
+def test_a_plan_refuses_what_the_product_could_not_be_written_to(folder: Path, out: Any) -> None:
+    np.save("A.npy", np.ones((4, 4)))
+    for call in (tw.plan, lambda *operands, out: multiply_files(*operands, out)):
+        with pytest.raises((FileError, ShapeError, DTypeError)) as caught:
+            call("A.npy", "A.npy", out=out)
+        assert str(caught.value).startswith("out (") or "out is" in str(caught.value)
+    assert [path.name for path in folder.iterdir()] == ["A.npy"]
+
+
+@pytest.mark.parametrize("name", ["C.npy", "C.h5", "C.zarr"])
+def test_a_plan_for_an_output_is_the_one_that_runs(folder: Path, name: str) -> None:
+    np.save("A.npy", np.ones((1 << 10, 1 << 10), "f2"))
+    expected = tw.plan("A.npy", "A.npy", out=name, memory="2MiB")
+    assert expected == multiply_files("A.npy", "A.npy", name, memory="2MiB")
+    assert expected.schedule is not None
+    assert (expected.schedule.job.staging_bytes > 0) == (name == "C.zarr")

@@ -209,7 +209,7 @@ def gather(
     ``arguments`` are arrays, numbers, or ``(shape, dtype)`` for an array of random numbers; arrays
     are copied, and never written to. See :func:`tilewise.explain.explain`.
     """
-    if target not in TARGETS:
+    if not isinstance(target, str) or target not in TARGETS:
         raise OptionError(f"target {target!r} is not known; known are {', '.join(TARGETS)}")
     program = simt.program(kernel)
     if len(arguments) != len(program.parameters):

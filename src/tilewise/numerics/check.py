@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DTypeError, OptionError, ShapeError, describe
+from .._arrays import adopt
+from ..errors import DeviceError, DTypeError, OptionError, ShapeError, describe
 from . import bounds, modular
 from .checksums import PANEL, Sums, random_sums
 from .dtypes import canonical
@@ -96,7 +97,10 @@ def check(
     ShapeError
         If the operands do not go together, or c has not the shape of their product.
     DTypeError
-        If their product cannot have c's dtype, and for longdouble.
+        If their product cannot have c's dtype, and for longdouble; or if one is no array, or one
+        that `matmul` does not take either, such as a masked one.
+    DeviceError
+        For an array in device memory.
     OptionError
         If rounds is not a whole number from 1 to 64, seed a negative one, or bound for another K.
     """
@@ -104,18 +108,28 @@ def check(
         raise OptionError(f"rounds={rounds!r} is not a whole number from 1 to 64")
     if seed is not None and not (isinstance(seed, (int, np.integer)) and seed >= 0):
         raise OptionError(f"seed={seed!r} is not a whole number, 0 or more")
-    for name, x in (("a", a), ("b", b), ("c", c)):
-        if isinstance(x, (str, PathLike)):
-            raise DTypeError(
-                f"{name} is the text {fspath(x)!r}; check compares arrays, such as "
-                f"np.load({name}, mmap_mode='r'), and tilewise check files"
-            )
-    problem = _Problem.of(np.asarray(a), np.asarray(b), np.asarray(c), bound)
+    a, b, c = (_adopted(x, name) for x, name in ((a, "a"), (b, "b"), (c, "c")))
+    problem = _Problem.of(a, b, c, bound)
     search = _Search(problem, int(rounds), 0 if seed is None else int(seed))
     if problem.c.size:
         with np.errstate(all="ignore"):  # Inf and NaN are what is being judged
             search.run()
     return search.verdict()
+
+
+def _adopted(x: Any, name: str) -> Array:
+    if isinstance(x, (str, PathLike)):
+        raise DTypeError(
+            f"{name} is the text {fspath(x)!r}; check compares arrays, such as "
+            f"np.load({name}, mmap_mode='r'), and tilewise check files"
+        )
+    try:
+        return adopt(x, name)
+    except DeviceError:
+        raise DeviceError(
+            f"{name} ({type(x).__name__}) is in the memory of a device; check works on the host: "
+            "copy it there"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from ..errors import CheckError, FileError, OptionError, ShapeError, TilewiseErr
 from ..numerics.verdict import Where
 from .files import FileOperand, Matrix, Output, Target, open_matrix
 from .flat import Box
-from .journal import Journal, recorded
-from .planning import layout_of, part_bytes_of, plan_files
+from .journal import Journal
+from .planning import layout_of, part_bytes_of, plan_onto
 from .schedule import Schedule, Step, Tiles
 from .stores import Layout
 
@@ -102,18 +102,15 @@ def multiply_files(
     """
     report = _report(progress)
     with open_matrix(a, "a") as left, open_matrix(b, "b") as right:
-        target = _target(out, verify, left, right)
-        if memory is None:
-            memory = recorded(target.journal_path).get("budget_bytes")
-        plan = plan_files(
+        plan, target = plan_onto(
+            out,
             left,
             right,
-            dtype=dtype,
             memory=memory,
+            verify=verify,
+            dtype=dtype,
             devices=devices,
             precision=precision,
-            verify=verify,
-            is_flat=target.kind in ("npy", "hdf5"),
         )
         _run(plan, left, right, target, report)
     return plan
@@ -155,16 +152,15 @@ def run_plan(
         raise no_stream(stream)
     report = _report(report)
     with open_matrix(a, "a") as left, open_matrix(b, "b") as right:
-        target = _target(out, plan.verify, left, right)
-        again = plan_files(
+        again, target = plan_onto(
+            out,
             left,
             right,
-            dtype=plan.dtype,
             memory=plan.schedule.budget_bytes if plan.schedule is not None else None,
+            verify=plan.verify,
+            dtype=plan.dtype,
             devices=plan.device,
             precision=plan.precision,
-            verify=plan.verify,
-            is_flat=target.kind in ("npy", "hdf5"),
         )
         for x, planned in ((again.a, plan.a), (again.b, plan.b)):
             if (x.shape, x.dtype, x.strides) != (planned.shape, planned.dtype, planned.strides):
@@ -179,13 +175,6 @@ def _report(progress: Report | None) -> Report:
     if not callable(progress):
         raise OptionError(f"progress={progress!r} cannot be called; give a function of a Progress")
     return progress
-
-
-def _target(out: FileOperand, verify: bool, *operands: Matrix) -> Target:
-    target = Target.of(out, verify)
-    for x in operands:
-        target.check_apart(x)
-    return target
 
 
 def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> None:

@@ -17,11 +17,12 @@ from .._request import IN_HOST_MEMORY, request
 from ..errors import BudgetError, DeviceError
 from .choice import choose_schedule, least_budget
 from .cuts import divisor, even
-from .files import FileOperand, Matrix, open_matrix
+from .files import FileOperand, Matrix, Target, open_matrix
+from .journal import recorded
 from .schedule import Job, Schedule, Side, batch_slices, whole_schedule
 from .stores import COPIES, LARGEST_PART, Layout
 
-__all__ = ["OnFiles", "layout_of", "part_bytes_of", "plan_files", "plan_paths"]
+__all__ = ["OnFiles", "layout_of", "part_bytes_of", "plan_files", "plan_onto", "plan_paths"]
 
 #: Products of fewer multiplications, about a second's work, run as one call where they fit: their
 #: bits are np.matmul's. Longer ones are cut, to read and write beside, and to answer an interrupt.
@@ -180,26 +181,41 @@ def _chunk(size: int, part: int, most: int) -> int:
     return even(size, most) if part >= size else divisor(part, most)
 
 
+def plan_onto(
+    out: FileOperand, a: Matrix, b: Matrix, *, memory: Any, verify: bool, **options: Any
+) -> tuple[Plan, Target]:
+    """Return the plan for an output that is to be written there, and where that is.
+
+    Without ``memory`` it has the budget of what an earlier run has begun.
+
+    Raises
+    ------
+    FileError
+        If the output's place cannot be written, or is that of an operand.
+    ShapeError, DTypeError, OptionError, BudgetError, DeviceError
+        As `multiply_files` does.
+    """
+    target = Target.of(out, verify)
+    for x in (a, b):
+        target.check_apart(x)
+    if memory is None:
+        memory = recorded(target.journal_path).get("budget_bytes")
+    is_flat = target.kind in ("npy", "hdf5")
+    plan = plan_files(a, b, memory=memory, verify=verify, is_flat=is_flat, **options)
+    return plan, target
+
+
 def plan_paths(
-    a: FileOperand,
-    b: FileOperand,
-    dtype: Any,
-    memory: Any,
-    devices: Any,
-    precision: str | None,
-    verify: bool,
+    a: FileOperand, b: FileOperand, out: FileOperand | None, *, verify: bool, **options: Any
 ) -> Plan:
     """Return the plan for operands that are not open yet: paths or stores."""
     with open_matrix(a, "a") as left, open_matrix(b, "b") as right:
-        return plan_files(
-            left,
-            right,
-            dtype=dtype,
-            memory=memory,
-            devices=devices,
-            precision=precision,
-            verify=verify,
-        )
+        if out is None:
+            return plan_files(left, right, verify=verify, **options)
+        plan, target = plan_onto(out, left, right, verify=verify, **options)
+        if target.kind == "store":  # looks at its shape and dtype
+            target.reopen(layout_of(plan, left, right), part_bytes_of(plan))
+        return plan
 
 
 def _job(plan: Plan, x: Matrix | Operand, y: Matrix | Operand, budget: int, is_flat: bool) -> Job:

@@ -79,7 +79,15 @@ class StoreMatrix:
         stamp: Callable[[], list[Any]] | None = None,
         close: Callable[[], object] = lambda: None,
     ) -> StoreMatrix:
-        """Describe a store whose elements are of type ``dtype``."""
+        """Describe a store whose elements are of type ``dtype``.
+
+        Raises
+        ------
+        ShapeError
+            If it says to have no shape.
+        """
+        if store.shape is None:
+            raise ShapeError(f"{operand} ({label}) is empty: it has a type and no shape")
         return cls(
             operand,
             label,

@@ -10,8 +10,9 @@ what is judged when nothing is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from ...errors import OptionError
 from ..evidence import Evidence
 from ..report import Verdict
 from .base import Claim, Judgement
@@ -65,6 +66,19 @@ __all__ = [
 default: tuple[Claim, ...] = (race_free(), in_bounds(), initialised(), barriers_reached())
 
 
-def check(claims: Iterable[Claim], evidence: Evidence) -> tuple[Verdict, ...]:
-    """Judge claims; the order is kept."""
+def check(claims: Sequence[Claim], evidence: Evidence) -> tuple[Verdict, ...]:
+    """Judge claims; the order is kept.
+
+    Raises
+    ------
+    OptionError
+        If these are no claims.
+    """
+    if not isinstance(claims, Sequence):
+        raise OptionError(f"claims={claims!r} is no list of claims")
+    for claim in claims:
+        if not isinstance(claim, Claim):
+            raise OptionError(
+                f"claims: {claim!r} is no claim; make one, such as claims.coalesced('A')"
+            )
     return tuple(claim.check(evidence) for claim in claims)

@@ -41,7 +41,7 @@ from .compile import Variant
 from .hopper_passes import add_pieces, pack, write
 from .hopper_table import KERNELS, PACKED_TILE, SUMMED_TILE, Kernel
 
-__all__ = ["multiply", "multiply_any", "variants"]
+__all__ = ["multiply", "multiply_any", "multiply_tiles", "variants"]
 
 # 64 elements of 16 bits are 128 bytes: the widest row that shared memory swizzles.
 TILE_K = gl.constexpr(64)
@@ -85,7 +85,7 @@ def multiply(
     policy: gl.constexpr = STREAMED if CONSUMERS * TILE_N >= 384 else None
     out = Mapped(c, staging, buffers, policy)
     steps = (a_outer, a_inner, b_outer, b_inner)
-    _multiply(a, b, out, work, steps, alpha, CONSUMERS, STAGES, A_ALONG_K, B_ALONG_K, False)
+    multiply_tiles(a, b, out, work, steps, alpha, CONSUMERS, STAGES, A_ALONG_K, B_ALONG_K, False)
 
 
 @gluon.jit
@@ -133,7 +133,7 @@ def multiply_any(
     )
     out = Strided(c, staging, m, n, beta, is_wide, c_outer, c_inner, c_piece, c_row, c_col)
     steps = (a_outer, a_inner, b_outer, b_inner)
-    _multiply(a, b, out, work, steps, alpha, CONSUMERS, STAGES, A_ALONG_K, B_ALONG_K, PROMOTED)
+    multiply_tiles(a, b, out, work, steps, alpha, CONSUMERS, STAGES, A_ALONG_K, B_ALONG_K, PROMOTED)
 
 
 def variants() -> tuple[Variant, ...]:
@@ -303,7 +303,7 @@ class Strided:
 
 
 @gluon.jit
-def _multiply(
+def multiply_tiles(
     a,
     b,
     out,
@@ -316,7 +316,10 @@ def _multiply(
     B_ALONG_K: gl.constexpr,
     PROMOTED: gl.constexpr,
 ):
-    """Divide a block's warps into the producer and the consumers."""
+    """Divide a block's warps into the producer and the consumers.
+
+    ``out`` has what a consumer calls with its part of a tile, ``write``, and ``finish`` at the end.
+    """
     full = mbarrier.allocate_mbarrier(batch=STAGES)
     empty = mbarrier.allocate_mbarrier(batch=STAGES)
     both = empty

@@ -37,13 +37,23 @@ from . import skinny
 from .compile import Variant
 from .flags import list_flagged
 from .hopper import STREAMED, Work, columns, next_stage
-from .hopper_float32_table import PIECE_TILES, ROW_TILES, STAGES, TILE, SplitTile
+from .hopper_float32_table import (
+    PIECE_TILES,
+    ROW_TILES,
+    STAGES,
+    TF32_TILES,
+    TILE,
+    SplitTile,
+    Tf32Tile,
+)
+from .hopper_tf32 import multiply_any_tf32, multiply_tf32
 from .repair import repair, write
 from .split import PIECE, split_pieces, split_rows
 
 __all__ = ["multiply", "multiply_any", "variants"]
 
 CONSUMERS = gl.constexpr(2)  # of 64 columns each
+PARTS = gl.constexpr(2)  # of an operand: hi and lo
 TILE_M = gl.constexpr(TILE)
 TILE_N = gl.constexpr(TILE)
 
@@ -69,7 +79,6 @@ def multiply(
     b_next_inner,
     group,
     STAGES: gl.constexpr,
-    PARTS: gl.constexpr,
 ):
     """Write C = A·B by TMA; flagged rows and columns of it are left as they are, or hold anything.
 
@@ -89,7 +98,7 @@ def multiply(
         b_next_outer,
         b_next_inner,
     )
-    _multiply(a, b, Mapped(c, staging), work, marks, chain_k, STAGES, PARTS)
+    _multiply(a, b, Mapped(c, staging), work, marks, chain_k, STAGES)
 
 
 @gluon.jit
@@ -122,7 +131,6 @@ def multiply_any(
     c_col,
     pairs,
     STAGES: gl.constexpr,
-    PARTS: gl.constexpr,
 ):
     """Write C = alpha·A·B + beta·C, in any strides, but for flagged rows and columns.
 
@@ -144,7 +152,7 @@ def multiply_any(
         b_next_inner,
     )
     out = Strided(c, staging, a_flag, b_flag, alpha, beta, c_outer, c_inner, c_row, c_col, pairs)
-    _multiply(a, b, out, work, marks, chain_k, STAGES, PARTS)
+    _multiply(a, b, out, work, marks, chain_k, STAGES)
 
 
 @gluon.aggregate
@@ -191,18 +199,17 @@ class Ring:
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
     STAGES: gl.constexpr
-    PARTS: gl.constexpr
 
     @gluon.jit
     def a_tile(self, stage, PART: gl.constexpr):
         """A part of A, as (k, rows)."""
-        tile = self.a.index(stage * self.PARTS + PART)
+        tile = self.a.index(stage * PARTS + PART)
         return tile.reshape([TILE_M, PIECE]).permute((1, 0))
 
     @gluon.jit
     def b_tile(self, stage, PART: gl.constexpr, CONSUMER: gl.constexpr):
         """A part of a consumer's columns of B, as (columns, k)."""
-        tile = self.b.index((stage * self.PARTS + PART) * CONSUMERS + CONSUMER)
+        tile = self.b.index((stage * PARTS + PART) * CONSUMERS + CONSUMER)
         return tile.reshape([64, PIECE])
 
 
@@ -278,7 +285,6 @@ def _multiply(
     marks,
     chain_k,
     STAGES: gl.constexpr,
-    PARTS: gl.constexpr,
 ):
     """Divide a block's warps into the producer and the consumers."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -292,7 +298,6 @@ def _multiply(
         full,
         empty,
         STAGES,
-        PARTS,
     )
     # Registers are dealt out anew: a producer needs few, and what it leaves holds accumulators.
     gl.warp_specialize(
@@ -326,9 +331,9 @@ def _produce(a, b, ring, work, marks):
             full = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
             tile_bytes: gl.constexpr = a.nbytes_per_cta + CONSUMERS * b.nbytes_per_cta
-            mbarrier.expect(full, ring.PARTS * tile_bytes)
-            for part in gl.static_range(ring.PARTS):
-                at = stage * ring.PARTS + part
+            mbarrier.expect(full, PARTS * tile_bytes)
+            for part in gl.static_range(PARTS):
+                at = stage * PARTS + part
                 tma.async_load(a, [x, part, row, k], full, ring.a.index(at))
                 for i in gl.static_range(CONSUMERS):
                     tile = ring.b.index(at * CONSUMERS + i)
@@ -380,13 +385,10 @@ def _piece(ring, stage, phase, CONSUMER: gl.constexpr):
     term = gl.zeros([64, TILE_M], gl.float32, layout)
     mbarrier.wait(ring.full.index(stage), phase)
     hi = ring.b_tile(stage, 0, CONSUMER)
-    if ring.PARTS == 2:
-        lo = ring.b_tile(stage, 1, CONSUMER)
-        term = warpgroup_mma(hi, ring.a_tile(stage, 1), term, use_acc=False, is_async=True)
-        term = warpgroup_mma(lo, ring.a_tile(stage, 0), term, is_async=True)
-        term = warpgroup_mma(hi, ring.a_tile(stage, 0), term, is_async=True)
-    else:
-        term = warpgroup_mma(hi, ring.a_tile(stage, 0), term, use_acc=False, is_async=True)
+    lo = ring.b_tile(stage, 1, CONSUMER)
+    term = warpgroup_mma(hi, ring.a_tile(stage, 1), term, use_acc=False, is_async=True)
+    term = warpgroup_mma(lo, ring.a_tile(stage, 0), term, is_async=True)
+    term = warpgroup_mma(hi, ring.a_tile(stage, 0), term, is_async=True)
     term = warpgroup_mma_wait(0, deps=[term])
     mbarrier.arrive(ring.empty.index(stage), count=1)
     stage, phase = next_stage(stage, phase, ring.STAGES)
@@ -395,20 +397,27 @@ def _piece(ring, stage, phase, CONSUMER: gl.constexpr):
 
 def variants() -> tuple[Variant, ...]:
     """Return all kernels for float32 on Hopper, with those that split operands and repair C."""
-    multiplied = [
-        _multiply_variant(function, parts)
-        for function in (multiply, multiply_any)
-        for parts in (1, 2)
+    multiplied = [_multiply_variant(function) for function in (multiply, multiply_any)]
+    multiplied += [
+        _tf32_variant(function, tile)
+        for function in (multiply_tf32, multiply_any_tf32)
+        for tile in TF32_TILES
     ]
     split = [
-        _split_variant(split_rows, parts, way, tile, {"DEPTH": tile.depth, "WHOLE": tile.whole})
+        _split_variant(
+            split_rows,
+            parts,
+            way + "_paired" * paired,
+            tile,
+            {"DEPTH": tile.depth, "WHOLE": tile.whole, "PAIRED": paired},
+        )
         for way, tile in ROW_TILES.items()
-        for parts in (1, 2)
+        for parts, paired in ((2, 0), (1, 0), (1, 1))
+        if not (paired and tile.whole)
     ]
     split += [
-        _split_variant(split_pieces, parts, way + "_complex" * pairs, tile, {"PAIRS": pairs})
+        _split_variant(split_pieces, 2, way + "_complex" * pairs, tile, {"PAIRS": pairs})
         for way, tile in PIECE_TILES.items()
-        for parts in (1, 2)
         for pairs in (0, 1)
     ]
     repairs = [
@@ -427,23 +436,43 @@ def variants() -> tuple[Variant, ...]:
     return (*multiplied, *split, listed, *repairs, *skinny.variants())
 
 
-def _multiply_variant(function: Any, parts: int) -> Variant:
-    """Return what the compiler is told of a kernel that multiplies operands of so many parts."""
-
-    def tensor_map(dtype: str, element: Any, rows: int) -> str:
-        layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, 64], element)
-        return f"tensordesc<{dtype}[1,1,{rows},64],{layout!r}>"
-
+def _multiply_variant(function: Any) -> Variant:
+    """Return what the compiler is told of a kernel that multiplies operands of two parts."""
     return _variant(
-        f"{function.__name__}_{parts}",
+        function.__name__,
         function,
         {
-            "a": tensor_map("fp16", gl.float16, TILE),
-            "b": tensor_map("fp16", gl.float16, 64),
-            "c": tensor_map("fp32", gl.float32, 32) if function is multiply else "*fp32",
+            "a": _tensor_map("fp16", TILE, 64),
+            "b": _tensor_map("fp16", 64, 64),
+            "c": _tensor_map("fp32", 32, 64) if function is multiply else "*fp32",
         },
-        {"STAGES": STAGES[parts], "PARTS": parts},
+        {"STAGES": STAGES},
     )
+
+
+def _tf32_variant(function: Any, tile: Tf32Tile) -> Variant:
+    """Return what the compiler is told of a kernel that multiplies high parts alone."""
+    is_mapped = function is multiply_tf32
+    constexprs = {"CONSUMERS": tile.rows // 64, "TILE_N": tile.columns, "STAGES": tile.stages}
+    if not is_mapped:
+        constexprs["PROMOTED"] = tile.adds_chains
+    return _variant(
+        f"{function.__name__}_{tile.name}",
+        function,
+        {
+            "a": _tensor_map("fp16", 64, 64),
+            "b": _tensor_map("fp16", tile.columns, 64),
+            "c": _tensor_map("fp32", 64, 32) if is_mapped else "*fp32",
+        },
+        constexprs,
+    )
+
+
+def _tensor_map(dtype: str, rows: int, columns: int) -> str:
+    """Describe what TMA moves at a time to the compiler."""
+    element = {"fp16": gl.float16, "fp32": gl.float32}[dtype]
+    layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], element)
+    return f"tensordesc<{dtype}[1,1,{rows},{columns}],{layout!r}>"
 
 
 def _split_variant(

@@ -16,13 +16,15 @@ from typing import Literal
 from tilewise.numerics.schemes import (
     LEAST_K,
     PIECE,
+    ROW_EXPONENTS,
     TF32_THRESHOLD,
     column_exponents,
     fp16x3_threshold,
+    tf32_exponents,
 )
 
 from . import skinny_plan
-from .hopper_float32_table import LISTS, PIECE_TILES, ROW_TILES, TILE
+from .hopper_float32_table import LISTS, PIECE_TILES, ROW_TILES, TF32_TILES, TILE, Tf32Tile
 from .hopper_plan import chains
 from .parts import in_parts
 from .steps import (
@@ -50,9 +52,9 @@ _BIAS = 127  # of float32's exponent field
 _LAUNCH_US = 2.0
 _BYTES_PER_US = 3.6e6
 _TILE_US = 2.0
+_PIECE_US = 1.12
 #: What reading as much of a row as a block holds takes, twice.
 _ROUND_US = 1.6
-_PIECE_US = {None: 1.12, "tf32": 0.50}
 #: What the chip's power allows in all, of products of float16.
 _FLOP_PER_US = 7.0e8
 #: Bytes of A that splitting holds in the L2 cache between its two passes, and the least of blocks.
@@ -110,9 +112,26 @@ def choose(
 
 def choices(problem: Problem, multiprocessors: int = 132) -> Iterator[Choice]:
     """Yield every way to compute a product whole; see `choose`."""
+    if problem.precision == "tf32":
+        for tile in TF32_TILES:
+            if tile.adds_chains or chains(problem.k)[0] == 1:
+                yield _Tf32(problem, multiprocessors, tile).choice()
+        return
     yield _Tiles(problem, multiprocessors).choice()
     if skinny_plan.suits(problem):
         yield _Skinny(problem, multiprocessors).choice()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """An operand that is split by whole rows: where it is, and where to."""
+
+    source: Pointer
+    target: Pointer
+    scale: Pointer
+    flag: Pointer
+    strides: Strides
+    rows: int
 
 
 class _Tiles:
@@ -122,13 +141,13 @@ class _Tiles:
     """
 
     _splits_b = True
+    _parts = 2
 
     def __init__(self, p: Problem, multiprocessors: int) -> None:
         self._p = p
         self._multiprocessors = multiprocessors
         self._reals = reals = 1 + p.pairs
         self._m, self._n, self._k = p.m, p.n * reals, p.k * reals
-        self._parts = 1 if p.precision == "tf32" else 2
         self._a, self._b, self._c = (x.scaled(reals) for x in (p.a, p.b, p.c))
         self._at = [Pointer(i) for i in range(3)]
         self._a_stack, self._b_stack = p.a.stack(p.outer, p.inner), p.b.stack(p.outer, p.inner)
@@ -141,7 +160,8 @@ class _Tiles:
         self._a_parts = room.take(2 * self._parts * a_rows * self._depth)
         self._b_parts = room.take(2 * self._parts * b_rows * self._depth * self._splits_b)
         self._a_scale = room.take(4 * a_rows)
-        self._b_scale = room.take(4 * b_rows * (self._depth // PIECE) * self._splits_b)
+        scales = self._depth // PIECE if self._parts == 2 else 1
+        self._b_scale = room.take(4 * b_rows * scales * self._splits_b)
         # What counts from zero: rows and columns of each list, and of none, by matrix; flagged
         # columns by tile; and flags of columns, which several blocks set.
         b_tiles = self._b_count * self._tiles_n
@@ -200,7 +220,7 @@ class _Tiles:
 
     @property
     def _threshold(self) -> float:
-        return float(TF32_THRESHOLD if self._parts == 1 else fp16x3_threshold(self._k))
+        return float(fp16x3_threshold(self._k) if self._parts == 2 else TF32_THRESHOLD)
 
     @property
     def _alpha_beta(self) -> Arguments:
@@ -219,40 +239,53 @@ class _Tiles:
         }
 
     def _split_rows(self) -> Step:
-        along_k = _is_along_k(self._a, self._m)
-        is_dense = self._a.col == self._reals
+        return self._split_whole(
+            _Rows(self._at[0], self._a_parts, self._a_scale, self._a_flag, self._a, self._m),
+            self._a_stack,
+            clear_count=self._clear_count,
+        )
+
+    def _split_whole(
+        self, x: _Rows, stack: tuple[int, int], *, clear_count: int = 0, is_paired: bool = False
+    ) -> Step:
+        """Return the launch that scales whole rows, which are paired of a complex B transposed."""
+        safe = ROW_EXPONENTS if self._parts == 2 else tf32_exponents(self._k)
+        along_k = _is_along_k(x.strides, x.rows)
+        is_dense = x.strides.col == self._reals and not is_paired
         fitting = (way for way, tile in ROW_TILES.items() if tile.whole and self._k <= tile.depth)
         whole = list(fitting) if is_dense else []
         way = whole[0] if whole else "short" if self._k <= _SHORT_K else "long"
         way = way if along_k else "rows"
-        rows = ROW_TILES[way].rows
-        blocks = self._a_count * -(-self._m // rows)
+        rows, count = ROW_TILES[way].rows, math.prod(stack)
+        blocks = count * -(-x.rows // rows)
         if 8 * blocks < self._multiprocessors:  # then a row a block, however slowly it is read
             single = (way for way in whole if ROW_TILES[way].rows == 1)
-            way, rows, blocks = next(single, "long"), 1, self._a_count * self._m
+            way, rows, blocks = next(single, "long"), 1, count * x.rows
         # Of what is read twice, the second time should come from the L2 cache; and what follows
         # starts when all blocks have.
         cached = _CACHED_BYTES // (4 * rows * self._k)
         arguments: Arguments = {
-            "source": self._at[0],
-            "target": self._a_parts,
-            "scale": self._a_scale,
-            "flag": self._a_flag,
+            "source": x.source,
+            "target": x.target,
+            "scale": x.scale,
+            "flag": x.flag,
             "cleared": self._counts,
-            "clear_count": self._clear_count,
-            "rows": self._m,
+            "clear_count": clear_count,
+            "rows": x.rows,
             "k": self._k,
-            "inner": self._a_stack[1],
-            "count": self._a_count,
-            "source_outer": self._a.outer,
-            "source_inner": self._a.inner,
-            "source_row": self._a.row,
-            "source_col": self._a.col,
+            "inner": stack[1],
+            "count": count,
+            "source_outer": x.strides.outer,
+            "source_inner": x.strides.inner,
+            "source_row": x.strides.row,
+            "source_col": x.strides.col,
             "target_row": self._depth,
             "pairs": self._p.pairs,
             "threshold": self._threshold,
+            "most_field": safe[1] + _BIAS,
         }
         blocks = min(blocks, max(cached, _LEAST_BLOCKS))
+        way += "_paired" * is_paired
         return Step.of(f"split_rows_{self._parts}_{way}", blocks, arguments)
 
     def _split_pieces(self) -> Step:
@@ -286,11 +319,11 @@ class _Tiles:
         return Step.of("list_flagged", tiles, self._marks | {"n": self._n})
 
     def _multiply(self) -> Step:
-        p, parts, depth = self._p, self._parts, self._depth
+        p, depth = self._p, self._depth
         tiles = p.outer * p.inner * self._tiles_m * self._tiles_n
         arguments: Arguments = {
-            "a": _tensor(self._a_parts, (self._a_count, parts, self._m, depth)),
-            "b": _tensor(self._b_parts, (self._b_count, parts, self._n, depth)),
+            "a": _tensor(self._a_parts, (self._a_count, 2, self._m, depth)),
+            "b": _tensor(self._b_parts, (self._b_count, 2, self._n, depth)),
             "a_scale": self._a_scale,
             "b_scale": self._b_scale,
             "a_flagged": self._a_tile,
@@ -309,7 +342,7 @@ class _Tiles:
         if self._is_mapped:
             sizes = (p.outer, p.inner, self._m, self._n)
             arguments["c"] = Tensor.mapped(self._at[2], self._c_of_reals, sizes, _ITEM_BYTES)
-            return Step.of(f"multiply_{parts}", blocks, arguments)
+            return Step.of("multiply", blocks, arguments)
         arguments |= {
             "c": self._at[2],
             "a_flag": self._a_flag,
@@ -318,7 +351,7 @@ class _Tiles:
             "pairs": p.pairs,
             **self._alpha_beta,
         }
-        return Step.of(f"multiply_any_{parts}", blocks, arguments)
+        return Step.of("multiply_any", blocks, arguments)
 
     def _repair(self) -> Step:
         p = self._p
@@ -367,22 +400,99 @@ class _Tiles:
 
     def _weigh(self) -> tuple[float, str]:
         """Return the microseconds that all of it takes, and what the product is bound by."""
-        p = self._p
+        us, how = self._weigh_tiles(TILE, TILE, _PIECE_US, _TILE_US)
+        return 4 * _LAUNCH_US + self._split_us + us, f"fp16x3, {how}"
+
+    @property
+    def _split_us(self) -> float:
         elements = (self._a_count * self._m + self._b_count * self._n) * self._depth
-        split_us = (4 + 2 * self._parts) * elements / _BYTES_PER_US
-        tiles = p.outer * p.inner * self._tiles_m * self._tiles_n
+        return (4 + 2 * self._parts) * elements / _BYTES_PER_US
+
+    def _weigh_tiles(
+        self, rows: int, columns: int, step_us: float, tile_us: float
+    ) -> tuple[float, str]:
+        """Return the microseconds that multiplying takes by tiles of this kind, and why."""
+        p = self._p
+        tiles = p.outer * p.inner * -(-self._m // rows) * -(-self._n // columns)
         waves = -(-tiles // self._multiprocessors)
         pieces = self._depth // PIECE
         products = 3 if self._parts == 2 else 1
-        flop = 2 * products * tiles * TILE**2 * self._depth
+        flop = 2 * products * tiles * rows * columns * self._depth
         bounds = {
-            "the multiprocessors": waves * (_TILE_US + pieces * _PIECE_US[p.precision]),
+            "the multiprocessors": waves * (tile_us + pieces * step_us),
             "power": flop / (_FLOP_PER_US * self._multiprocessors / 132),
         }
         largest = max(bounds, key=lambda name: bounds[name])
-        how = "tf32" if self._parts == 1 else "fp16x3"
-        why = f"{how}, {tiles} tiles of {TILE}x{TILE} in {waves} waves, bound by {largest}"
-        return 4 * _LAUNCH_US + split_us + bounds[largest], why
+        return bounds[
+            largest
+        ], f"{tiles} tiles of {rows}x{columns} in {waves} waves, bound by {largest}"
+
+
+class _Tf32(_Tiles):
+    """A product of high parts alone: columns of B are scaled as rows of A are."""
+
+    _parts = 1
+
+    def __init__(self, p: Problem, multiprocessors: int, tile: Tf32Tile) -> None:
+        super().__init__(p, multiprocessors)
+        self._tile = tile
+
+    def choice(self) -> Choice:
+        tile = self._tile
+        us, how = self._weigh_tiles(tile.rows, tile.columns, tile.step_us, tile.tile_us)
+        return Choice(
+            steps=(
+                self._split_rows(),
+                self._split_columns(),
+                self._list(),
+                self._multiply(),
+                self._repair(),
+            ),
+            workspace_bytes=self._room.nbytes,
+            expected_us=5 * _LAUNCH_US + self._split_us + us,
+            why=f"tf32, {how}",
+        )
+
+    def _split_columns(self) -> Step:
+        columns = self._b.transposed
+        return self._split_whole(
+            _Rows(self._at[1], self._b_parts, self._b_scale, self._b_flag, columns, self._n),
+            self._b_stack,
+            is_paired=bool(self._p.pairs),
+        )
+
+    def _multiply(self) -> Step:
+        p, tile = self._p, self._tile
+        tiles_m, tiles_n = -(-self._m // tile.rows), -(-self._n // tile.columns)
+        tiles = p.outer * p.inner * tiles_m * tiles_n
+        arguments: Arguments = {
+            "a": _tensor(self._a_parts, (*self._a_stack, self._m, self._depth)),
+            "b": _tensor(self._b_parts, (*self._b_stack, self._n, self._depth)),
+            "a_scale": self._a_scale,
+            "b_scale": self._b_scale,
+            "m": self._m,
+            "n": self._n,
+            "k": self._k,
+            "outer": p.outer,
+            "inner": p.inner,
+            "group": max(1, round(math.sqrt(self._multiprocessors * tile.columns / tile.rows))),
+            **self._nexts,
+        }
+        blocks = min(tiles, self._multiprocessors)
+        if self._is_mapped and chains(p.k)[0] == 1:
+            sizes = (p.outer, p.inner, self._m, self._n)
+            arguments["c"] = Tensor.mapped(self._at[2], self._c_of_reals, sizes, _ITEM_BYTES)
+            return Step.of(f"multiply_tf32_{tile.name}", blocks, arguments)
+        arguments |= {
+            "c": self._at[2],
+            "a_flag": self._a_flag,
+            "b_flag": self._b_flag,
+            "chain_k": self._reals * chains(p.k)[1],
+            **self._c.arguments("c"),
+            "pairs": p.pairs,
+            **self._alpha_beta,
+        }
+        return Step.of(f"multiply_any_tf32_{tile.name}", blocks, arguments)
 
 
 class _Skinny(_Tiles):
@@ -423,6 +533,5 @@ def _is_along_k(strides: Strides, rows: int) -> bool:
 
 def _tensor(pointer: Pointer, shape: tuple[int, int, int, int]) -> Tensor:
     """Describe contiguous float16."""
-    _, parts, rows, depth = shape
-    strides = (parts * rows * depth, rows * depth, depth, 1)
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(4))
     return Tensor(pointer.operand, shape, strides, 2, pointer.offset_bytes)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LISTS", "PIECE_TILES", "ROW_TILES", "STAGES", "TILE", "SplitTile"]
+__all__ = [
+    "LISTS",
+    "PIECE_TILES",
+    "ROW_TILES",
+    "STAGES",
+    "TF32_TILES",
+    "TILE",
+    "SplitTile",
+    "Tf32Tile",
+]
 
 #: Sides of a tile of C; flags are counted by as many rows and columns.
 TILE = 128
@@ -12,8 +21,33 @@ TILE = 128
 #: Lists of what is flagged: what is computed by FMA, and what is NaN.
 LISTS = 2
 
-#: Stages of the ring of operands, by the parts that they are split into: what fits beside C.
-STAGES = {1: 6, 2: 3}
+#: Stages of the ring of operands: what fits beside C.
+STAGES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tf32Tile:
+    """A tile of C of precision "tf32", and what it takes on an H200: each 64 of K, and all else.
+
+    ``adds_chains`` says that registers hold two sums, so that K can be more than one chain.
+    """
+
+    rows: int
+    columns: int
+    stages: int
+    step_us: float
+    tile_us: float
+    adds_chains: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.stages}"
+
+
+TF32_TILES = (
+    Tf32Tile(rows=128, columns=256, stages=4, step_us=0.78, tile_us=3.0),
+    Tf32Tile(rows=128, columns=128, stages=6, step_us=0.42, tile_us=2.0, adds_chains=True),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +81,7 @@ ROW_TILES = {
 ROW_TILES |= {
     "short": SplitTile(rows=16, depth=128, along_k=True, warps=4),
     "long": SplitTile(rows=1, depth=16384, along_k=True, warps=16),
-    "rows": SplitTile(rows=32, depth=256, along_k=False, warps=16),
+    "rows": SplitTile(rows=16, depth=512, along_k=False, warps=16),
 }
 
 #: For operands scaled by 64 of K.

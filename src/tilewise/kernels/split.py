@@ -2,7 +2,8 @@
 
 An element times a power of two is ``hi + lo``, each the nearest float16. `split_rows` scales A,
 each row by one power; `split_pieces` scales B, each column by one for every 64 of K, so that B is
-read once. Both flag what cannot be computed so (docs/numerics.md).
+read once. Of hi alone, "tf32", the columns of B are scaled as the rows of A are. All flag what
+cannot be computed so (docs/numerics.md).
 
 Targets hold ``(matrix, part, row, k)``, part 0 being hi, rows on lines of 128 bytes and padded with
 zeros; B lies there transposed. Sources have any strides. Where ``pairs`` is 1, matrices are complex
@@ -22,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .flags import NAN, UNSAFE, list_rows, list_tile
 
 __all__ = [
+    "LEAST_HIGH_FIELD",
     "LEAST_PIECE_FIELD",
     "LEAST_ROW_FIELD",
     "MAGNITUDE",
@@ -38,9 +40,15 @@ PIECE = gl.constexpr(64)  # of K, of which B has a scale
 INFINITY = gl.constexpr(0x7F800000)
 MAGNITUDE = gl.constexpr(0x7FFFFFFF)
 ZERO_FIELD = gl.constexpr(141)  # the exponent field of what is all zeros: scaled by 1
-#: Exponent fields below which scales, or products of what is scaled, would leave float32's range.
+#: Exponent fields below which scales, or products of what is scaled, would leave float32's range:
+#: of rows of A, of pieces of columns of B, and of what is split into high parts alone.
 LEAST_ROW_FIELD = gl.constexpr(21)
 LEAST_PIECE_FIELD = gl.constexpr(34)
+LEAST_HIGH_FIELD = gl.constexpr(40)
+#: A result is multiplied by 2^(E − ROW_UNIT) for its row, where columns' scales have the rest; of
+#: high parts alone, by 2^(E − HIGH_UNIT) for its row and for its column.
+ROW_UNIT = gl.constexpr(20)
+HIGH_UNIT = gl.constexpr(14)
 
 
 @gluon.jit
@@ -62,17 +70,20 @@ def split_rows(
     target_row,
     pairs,
     threshold,
+    most_field,
     ROWS: gl.constexpr,
     DEPTH: gl.constexpr,
     WHOLE: gl.constexpr,
     ALONG_K: gl.constexpr,
     PARTS: gl.constexpr,
+    PAIRED: gl.constexpr,
 ):
-    """Split A; ``scale`` gets what a row of C is multiplied by at the end.
+    """Split A, or the transpose of B; ``scale`` gets what C is multiplied by at the end.
 
-    A row is flagged that holds what is not finite, or less than ``threshold`` when scaled. Rows are
-    read once where they are WHOLE: no longer than DEPTH, their elements side by side; else twice.
-    Sets ``clear_count`` words of ``cleared`` to 0 for what follows.
+    A row is flagged that holds what is not finite, less than ``threshold`` when scaled, or an
+    exponent field above ``most_field``. Rows are read once where they are WHOLE: no longer than
+    DEPTH, their elements side by side; else twice. PAIRED is for the transpose of a complex B. Sets
+    ``clear_count`` words of ``cleared`` to 0 for what follows.
     """
     gdc_wait()
     # In this order: `skinny` reads B, which is there now, before it waits itself.
@@ -89,7 +100,7 @@ def split_rows(
         row = (index % tiles) * ROWS
         i = row + gl.arange(0, ROWS, gl.SliceLayout(1, near))
         x_at = source + _start(matrix, inner, source_outer, source_inner)
-        x_at += (i.to(gl.int64) * source_row)[:, None]
+        x_at += ((i >> PAIRED).to(gl.int64) * source_row)[:, None]
         is_row = (i < rows)[:, None]
         if WHOLE:
             j = gl.arange(0, DEPTH, gl.SliceLayout(0, near))
@@ -99,12 +110,14 @@ def split_rows(
             high = gl.zeros([ROWS, DEPTH], gl.int32, near)
             low = gl.full([ROWS, DEPTH], MAGNITUDE, gl.int32, near)
             for done in range(0, k, DEPTH):
-                x = _read(x_at, done, is_row, k, source_col, pairs, DEPTH, near)
+                x = _read(x_at, done, i, is_row, k, source_col, pairs, DEPTH, PAIRED, near)
                 most, least = _magnitudes(x)
                 high, low = gl.maximum(high, most), gl.minimum(low, least)
-        field, flags = judge(gl.max(high, 1), gl.min(low, 1), threshold, LEAST_ROW_FIELD, 254)
+        least_field: gl.constexpr = LEAST_ROW_FIELD if PARTS == 2 else LEAST_HIGH_FIELD
+        field, flags = judge(gl.max(high, 1), gl.min(low, 1), threshold, least_field, most_field)
         place = matrix * rows + i
-        gl.store(scale + place, power(field - 20), mask=i < rows)
+        unit: gl.constexpr = ROW_UNIT if PARTS == 2 else HIGH_UNIT
+        gl.store(scale + place, power(field - unit), mask=i < rows)
         gl.store(flag + place, flags, mask=i < rows)
         factor = power(268 - field)[:, None]
         at = target + (matrix.to(gl.int64) * PARTS * rows) * target_row
@@ -112,7 +125,7 @@ def split_rows(
             _write(at, x * factor, row, 0, rows, target_row, PARTS, wide)
         else:
             for done in range(0, target_row, DEPTH):
-                x = _read(x_at, done, is_row, k, source_col, pairs, DEPTH, near)
+                x = _read(x_at, done, i, is_row, k, source_col, pairs, DEPTH, PAIRED, near)
                 _write(at, x * factor, row, done, rows, target_row, PARTS, wide)
 
 
@@ -199,8 +212,8 @@ def _near(along_k, rows, warps):
     if along_k:
         high = min(warps, rows)
         return gl.BlockedLayout([1, 1], [1, 32], [high, warps // high], [1, 0])
-    high = min(warps, rows // 32)
-    return gl.BlockedLayout([1, 1], [32, 1], [high, warps // high], [0, 1])
+    lanes, high = min(32, rows), max(1, min(warps, rows // 32))
+    return gl.BlockedLayout([1, 1], [lanes, 32 // lanes], [high, warps // high], [0, 1])
 
 
 @gluon.constexpr_function
@@ -218,11 +231,30 @@ def _start(matrix, inner, outer_step, inner_step):
 
 
 @gluon.jit
-def _read(at, done, is_row, k, col, pairs, DEPTH: gl.constexpr, near: gl.constexpr):
-    """Return DEPTH of K of rows, zeros beyond it."""
+def _read(
+    at,
+    done,
+    i,
+    is_row,
+    k,
+    col,
+    pairs,
+    DEPTH: gl.constexpr,
+    PAIRED: gl.constexpr,
+    near: gl.constexpr,
+):
+    """Return DEPTH of K of rows ``i``, zeros beyond it."""
     j = done + gl.arange(0, DEPTH, gl.SliceLayout(0, near))
-    at += ((j >> pairs).to(gl.int64) * col + (j & pairs))[None, :]
-    return gl.load(at, mask=is_row & (j < k)[None, :], other=0.0)
+    inside = is_row & (j < k)[None, :]
+    if PAIRED:
+        odd_i, odd_j = (i & 1)[:, None], (j & 1)[None, :]
+        at += ((j >> 1).to(gl.int64) * col)[None, :]
+        x = gl.load(at + (odd_i ^ odd_j), mask=inside, other=0.0)
+        x = gl.where(odd_j > odd_i, -x, x)
+    else:
+        at += ((j >> pairs).to(gl.int64) * col + (j & pairs))[None, :]
+        x = gl.load(at, mask=inside, other=0.0)
+    return x
 
 
 @gluon.jit
@@ -244,13 +276,13 @@ def power(field):
 
 
 @gluon.jit
-def judge(high, low, threshold, LEAST: gl.constexpr, most):
+def judge(high, low, threshold, least_field, most_field):
     """Return exponent fields to scale by, and flags, from the bits of magnitudes."""
     field = high >> 23
-    safe = gl.maximum(field, LEAST)
+    safe = gl.maximum(field, least_field)
     safe = gl.where(high == 0, ZERO_FIELD, safe)
     least = low.to(gl.float32, bitcast=True) * power(268 - safe)
-    is_far = (high != 0) & ((field < LEAST) | (field > most))
+    is_far = (high != 0) & ((field < least_field) | (field > most_field))
     is_unsafe = (high >= INFINITY) | is_far | (least < threshold)
     return safe, gl.where(high > INFINITY, UNSAFE + NAN, is_unsafe.to(gl.int32) * UNSAFE)
 

@@ -10,7 +10,9 @@ of fused multiply-adds, and not modelled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 __all__ = [
     "LEAST_K",
     "PIECE",
+    "ROW_EXPONENTS",
     "TF32_THRESHOLD",
     "Product",
     "Split",
@@ -29,6 +32,7 @@ __all__ = [
     "split_rows",
     "tensor_core_sum",
     "tf32",
+    "tf32_exponents",
 ]
 
 #: What a tensor core adds up by itself, of K, before the sum moves on to float32.
@@ -40,12 +44,14 @@ TF32_THRESHOLD = np.float32(2.0**-14)
 
 #: Scaled operands have their largest element in [2^14, 2^15).
 _TOP = 14
-#: Sums are held as C·2^(UNIT − E), which centres the range of columns that are safe.
-_UNIT = 20
+#: Sums of products of a row, E, and a piece, F, are C·2^(28 − E − F). They are multiplied by 2^(F −
+#: _COLUMN_UNIT), then by 2^(E − _ROW_UNIT), which centres the range of columns that are safe.
+_ROW_UNIT = 20
+_COLUMN_UNIT = 2 * _TOP - _ROW_UNIT
 #: Rows of A whose largest element has an exponent in here have scales that are normal numbers.
-_ROW_EXPONENTS = (-106, 127)
-#: Products of float16 are multiples of 2^-48; promoted by 2^(F + UNIT − 28) with F from here on,
-#: they are multiples of 2^-149, and no sum is rounded among the subnormal numbers.
+ROW_EXPONENTS = (-106, 127)
+#: Products of float16 are multiples of 2^-48; times 2^(F − _COLUMN_UNIT) with F from here on, they
+#: are multiples of 2^-149, and no sum is rounded among the subnormal numbers.
 _LEAST_COLUMN_EXPONENT = -93
 
 #: Products that a tensor core of Hopper adds to a sum at a time, and the bits below float32's last
@@ -111,13 +117,26 @@ def fp16x3(a: Float32, b: Float32, *, chain: int | None = None) -> Product:
         64; all of it by default.
     """
     least = fp16x3_threshold(a.shape[1])
-    return _multiply(split_rows(a, least), split_columns(b, least), chain, is_whole=True)
+    x, y = split_rows(a, least), split_columns(b, least)
+    return _unscaled(_sum(lambda part: _promoted(x, y, part), a.shape[1], chain), x, y)
 
 
 def tf32(a: Float32, b: Float32, *, chain: int | None = None) -> Product:
-    """Return ``c = a @ b`` from 11 bits an operand; as `fp16x3`, without the low parts."""
-    least = TF32_THRESHOLD
-    return _multiply(split_rows(a, least), split_columns(b, least), chain, is_whole=False)
+    """Return ``c = a @ b`` from 11 bits an operand; as `fp16x3`, without the low parts.
+
+    Whole columns of B are scaled as rows of A are, and a tensor core sums a chain by itself.
+    """
+    safe = tf32_exponents(a.shape[1])
+    x, y = split_rows(a, TF32_THRESHOLD, safe), split_rows(b.T, TF32_THRESHOLD, safe)
+
+    def summed(part: slice) -> Float32:
+        zeros = np.zeros((a.shape[0], b.shape[1]))
+        return tensor_core_sum(x.hi[:, part], y.hi[:, part].T, zeros).astype(np.float32)
+
+    sums = _sum(summed, a.shape[1], chain)
+    with np.errstate(all="ignore"):
+        scaled = np.ldexp(np.float64(sums), y.exponents - _TOP).astype(np.float32)
+    return _unscaled(scaled, x, y, _TOP)
 
 
 def fp16x3_threshold(k: int) -> np.float32:
@@ -139,15 +158,23 @@ def fp16x3_threshold(k: int) -> np.float32:
 
 def column_exponents(k: int) -> tuple[int, int]:
     """Return the range of exponents of a column's pieces for which no sum over- or underflows."""
-    # |sum| < 2^UNIT · 2 · K · 2^(F+1) has to stay below 2^127.
-    return _LEAST_COLUMN_EXPONENT, 125 - _UNIT - max(k - 1, 0).bit_length()
+    # |sum| < 2^_ROW_UNIT · 2 · K · 2^(F+1) has to stay below 2^127.
+    return _LEAST_COLUMN_EXPONENT, 125 - _ROW_UNIT - max(k - 1, 0).bit_length()
 
 
-def split_rows(a: Float32, least: np.float32) -> Split:
+def tf32_exponents(k: int) -> tuple[int, int]:
+    """Return the range of exponents of rows and columns for which no sum over- or underflows."""
+    # Sums are less than 2^28 · 4 · K, multiples of 2^-48, and multiplied by 2^(F − 14) first.
+    return -149 + 48 + _TOP, 127 - 30 + _TOP - 1 - max(k - 1, 0).bit_length()
+
+
+def split_rows(
+    a: Float32, least: np.float32, safe_exponents: tuple[int, int] = ROW_EXPONENTS
+) -> Split:
     """Return A, (m, k), scaled row by row; ``least`` is the threshold for lost bits."""
     exponents, is_zero = _largest_exponents(a, axis=1)
     scaled = _scaled(a, exponents[:, np.newaxis])
-    flags = _is_outside(exponents, is_zero, _ROW_EXPONENTS)
+    flags = _is_outside(exponents, is_zero, safe_exponents)
     return _split(scaled, exponents, flags | np.any(_is_lossy(a, scaled, least), axis=1))
 
 
@@ -201,31 +228,32 @@ def tensor_core_sum(
     return acc
 
 
-def _multiply(a: Split, b: Split, chain: int | None, *, is_whole: bool) -> Product:
-    k = a.hi.shape[1]
+def _sum(summed: Callable[[slice], Float32], k: int, chain: int | None) -> Float32:
+    """Return the sum over K of what a part of it amounts to, chain by chain."""
+    with np.errstate(all="ignore"):  # in flagged rows and columns
+        parts = [slice(at, min(at + (chain or k), k)) for at in range(0, k, chain or k)]
+        return reduce(np.add, (summed(part) for part in parts))
+
+
+def _unscaled(sums: Float32, a: Split, b: Split, unit: int = _ROW_UNIT) -> Product:
+    """Return the product of sums in units of rows of A."""
     with np.errstate(all="ignore"):  # in flagged rows and columns, and where C itself overflows
-        sums = None
-        for start in range(0, k, chain or k):
-            added = _chain(a, b, start, min(start + (chain or k), k), is_whole)
-            sums = added if sums is None else sums + added
-        c = np.ldexp(np.float64(sums), (a.exponents - _UNIT)[:, np.newaxis])
+        c = np.ldexp(np.float64(sums), (a.exponents - unit)[:, np.newaxis])
         return Product(c=c.astype(np.float32), rows=a.flags, columns=b.flags)
 
 
-def _chain(a: Split, b: Split, start: int, stop: int, is_whole: bool) -> Float32:
+def _promoted(a: Split, b: Split, chain: slice) -> Float32:
     """Return the sum over a part of K that begins with a piece, in units of rows of A."""
     sums = np.zeros((a.hi.shape[0], b.hi.shape[1]), np.float32)
-    for at in range(start, stop, PIECE):
-        part = slice(at, min(at + PIECE, stop))
-        t = np.zeros(sums.shape)
-        if is_whole:
-            t = tensor_core_sum(a.lo[:, part], b.hi[part], t)
-            t = tensor_core_sum(a.hi[:, part], b.lo[part], t)
+    for at in range(chain.start, chain.stop, PIECE):
+        part = slice(at, min(at + PIECE, chain.stop))
+        t = tensor_core_sum(a.lo[:, part], b.hi[part], np.zeros(sums.shape))
+        t = tensor_core_sum(a.hi[:, part], b.lo[part], t)
         t = tensor_core_sum(a.hi[:, part], b.hi[part], t)
         # An FMA: the factor is a power of two, and float64 adds numbers of float32 so well that
         # rounding its sum is rounding the exact one (Figueroa, "When is double rounding
         # innocuous?", 1995).
-        promoted = np.ldexp(t, b.exponents[at // PIECE] + _UNIT - 2 * _TOP)
+        promoted = np.ldexp(t, b.exponents[at // PIECE] - _COLUMN_UNIT)
         sums = (promoted + sums).astype(np.float32)
     return sums
 

@@ -26,9 +26,7 @@ def gpu(capability: tuple[int, int] = (9, 0), name: str = "NVIDIA H200") -> Devi
         name=name,
         capability=capability,
         multiprocessors=132,
-        l2_bytes=60 << 20,
         memory_bytes=140 << 30,
-        shared_bytes_per_block=227 << 10,
         driver_version=13000,
     )
 

@@ -285,7 +285,8 @@ def _hopper_float32(
 ) -> hopper_float32_plan.Problem | None:
     """Return the problem for Hopper's tensor cores if it is a product of float32 for them.
 
-    Whether it is does not depend on the sizes of C, since the bits do not.
+    The bits depend on whether it is: the sizes of C decide that only where there is nothing, or
+    more of something than the kernels can count.
     """
     kind = dtypes[0].char
     if (

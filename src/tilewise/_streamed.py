@@ -18,7 +18,7 @@ from . import _recipe
 from ._memory import format_bytes, over_budget
 from ._operand import Operand
 from .errors import BudgetError, OptionError
-from .kernels.hopper_plan import chains
+from .kernels.steps import chains
 from .numerics.dtypes import is_extension
 from .outofcore.device_choice import choose, deal, least_bytes, sample
 from .outofcore.device_pipeline import Device, Share, Threads

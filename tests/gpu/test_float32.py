@@ -27,7 +27,7 @@ from tests.gpu.stacks import (
     sizes_and_strides,
 )
 from tilewise.kernels.hopper_float32_plan import Choice, Problem, choices, choose
-from tilewise.kernels.hopper_plan import LONGEST_CHAIN
+from tilewise.kernels.steps import LONGEST_CHAIN
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ import tilewise as tw
 from tests.float32_data import DISTRIBUTIONS, lognormal, lossy, normal, over_the_promise
 from tests.gpu.support import upload
 from tests.support import within_bound
-from tilewise.kernels.hopper_plan import chains
+from tilewise.kernels.steps import chains
 from tilewise.numerics import schemes
 from tilewise.numerics.bounds import bound
 from tilewise.runtime import device

@@ -27,14 +27,8 @@ from tests.gpu.stacks import (
     sizes_and_strides,
 )
 from tilewise import kernels
-from tilewise.kernels.hopper_plan import (
-    LONGEST_CHAIN,
-    Choice,
-    Problem,
-    choices,
-    choose,
-    launches,
-)
+from tilewise.kernels.hopper_plan import Choice, Problem, choices, choose, launches
+from tilewise.kernels.steps import LONGEST_CHAIN
 from tilewise.numerics.bounds import bound
 from tilewise.runtime import memory, streams
 from tilewise.runtime.launch import Launch

@@ -34,10 +34,9 @@ from tests.kernels.products import (
 from tilewise import kernels
 from tilewise.errors import DeviceError
 from tilewise.kernels import portable_plan
-from tilewise.kernels.hopper_plan import chains
 from tilewise.kernels.portable_plan import Problem, choose
 from tilewise.kernels.portable_steps import Steps
-from tilewise.kernels.steps import Strides
+from tilewise.kernels.steps import Strides, chains
 from tilewise.numerics.bounds import bound
 from tilewise.numerics.dtypes import product_dtype
 from tilewise.runtime import device, memory, streams

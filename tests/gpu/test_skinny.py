@@ -28,8 +28,7 @@ from tests.gpu.stacks import (
 )
 from tilewise.kernels import skinny_plan
 from tilewise.kernels.hopper_float32_plan import Choice, Problem, choices
-from tilewise.kernels.hopper_plan import LONGEST_CHAIN, chains
-from tilewise.kernels.steps import Pointer
+from tilewise.kernels.steps import LONGEST_CHAIN, Pointer, chains
 from tilewise.numerics import schemes
 
 pytestmark = pytest.mark.gpu

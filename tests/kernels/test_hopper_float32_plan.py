@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from tilewise.errors import BudgetError
 from tilewise.kernels.hopper_float32_plan import LEAST_K, Choice, Problem, choices, choose
 from tilewise.kernels.hopper_float32_table import LISTS
-from tilewise.kernels.hopper_plan import LONGEST_CHAIN, chains
-from tilewise.kernels.steps import Number, Pointer, Step, Strides, Tensor, round_up
+from tilewise.kernels.steps import (
+    LONGEST_CHAIN,
+    Number,
+    Pointer,
+    Step,
+    Strides,
+    Tensor,
+    chains,
+    round_up,
+)
 from tilewise.numerics import schemes
 
 NAMES = ("split_rows", "split_pieces", "multiply", "repair")

@@ -18,18 +18,15 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from tilewise.kernels import hopper_plan
-from tilewise.kernels.hopper_plan import (
-    LEAST_PIECE,
-    LONGEST_CHAIN,
-    MOST_PIECES,
-    Problem,
-    chains,
-    choices,
-    choose,
-    launches,
-)
+from tilewise.kernels.hopper_plan import Problem, choices, choose, launches
 from tilewise.kernels.hopper_table import KERNELS, Kernel, Times
-from tilewise.kernels.steps import Number, Pointer, Strides, Tensor
+from tilewise.kernels.steps import (
+    Number,
+    Pointer,
+    Strides,
+    Tensor,
+    chains,
+)
 
 MARGIN = 64
 
@@ -46,23 +43,6 @@ def problem(m: int, n: int, k: int, layout: str = "NN", **others: Any) -> Proble
 
 def tile(choice: hopper_plan.Choice) -> str:
     return f"{choice.kernel.tile_m}x{choice.kernel.tile_n}"
-
-
-@pytest.mark.parametrize("k", [1, 63, 64, 65, 4096, LONGEST_CHAIN])
-def test_k_up_to_a_limit_is_one_chain(k: int) -> None:
-    count, length = chains(k)
-    assert count == 1
-    assert length >= k
-    assert length % 64 == 0
-
-
-@given(st.integers(LONGEST_CHAIN + 1, 2**31))
-def test_a_longer_k_is_cut_into_pieces_none_of_them_empty(k: int) -> None:
-    count, length = chains(k)
-    assert (count - 1) * length < k <= count * length
-    assert count <= MOST_PIECES
-    assert length >= LEAST_PIECE
-    assert length % 64 == 0
 
 
 @given(
@@ -263,8 +243,10 @@ def test_launches_make_the_product_and_touch_nothing_else(
     )
     before = c.flat.copy()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hopper_plan, "LONGEST_CHAIN", 128)  # so that a K of 131 has three pieces
-        patched.setattr(hopper_plan, "LEAST_PIECE", 64)
+        patched.setattr(
+            "tilewise.kernels.steps.LONGEST_CHAIN", 128
+        )  # so that a K of 131 has three pieces
+        patched.setattr("tilewise.kernels.steps.LEAST_PIECE", 64)
         for choice in choices(p, data.draw(st.sampled_from([2, 132]))):
             c.flat[...] = before
             carry_out(p, choice, (a, b, c), (alpha, beta))

@@ -8,10 +8,9 @@ import pytest
 
 from tilewise import kernels
 from tilewise.errors import BudgetError, DeviceError, DTypeError
-from tilewise.kernels.hopper_plan import chains
 from tilewise.kernels.portable_plan import Problem, choose, every_way
 from tilewise.kernels.portable_table import KERNELS, STORED
-from tilewise.kernels.steps import Strides
+from tilewise.kernels.steps import Strides, chains
 
 FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64", "complex64", "complex128")
 

@@ -18,10 +18,9 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from tilewise.kernels.hopper_float32_plan import Problem
-from tilewise.kernels.hopper_plan import LONGEST_CHAIN
 from tilewise.kernels.skinny_plan import Choice, choices, choose, launches, suits
 from tilewise.kernels.skinny_table import KERNELS, SUMMED_TILE
-from tilewise.kernels.steps import Pointer, Room, Step, Strides, Tensor
+from tilewise.kernels.steps import LONGEST_CHAIN, Pointer, Room, Step, Strides, Tensor
 
 Array = NDArray[Any]
 

@@ -6,8 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tilewise.kernels.steps import Pointer, Strides, Tensor, limited_by
+from tilewise.kernels.steps import (
+    LEAST_PIECE,
+    LONGEST_CHAIN,
+    MOST_PIECES,
+    Pointer,
+    Strides,
+    Tensor,
+    chains,
+    limited_by,
+)
 
 ROWS = Strides(outer=4096, inner=512, row=64, col=1)
 
@@ -64,3 +75,20 @@ def test_of_two_bounds_that_are_close_both_are_felt() -> None:
     us, limit = limited_by({"a": 100.0, "b": 99.0})
     assert limit == "a"
     assert 102 < us < 105
+
+
+@pytest.mark.parametrize("k", [1, 63, 64, 65, 4096, LONGEST_CHAIN])
+def test_k_up_to_a_limit_is_one_chain(k: int) -> None:
+    count, length = chains(k)
+    assert count == 1
+    assert length >= k
+    assert length % 64 == 0
+
+
+@given(st.integers(LONGEST_CHAIN + 1, 2**31))
+def test_a_longer_k_is_cut_into_pieces_none_of_them_empty(k: int) -> None:
+    count, length = chains(k)
+    assert (count - 1) * length < k <= count * length
+    assert count <= MOST_PIECES
+    assert length >= LEAST_PIECE
+    assert length % 64 == 0

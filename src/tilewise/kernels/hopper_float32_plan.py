@@ -25,7 +25,6 @@ from tilewise.numerics.schemes import (
 
 from . import skinny_plan
 from .hopper_float32_table import LISTS, PIECE_TILES, ROW_TILES, TF32_TILES, TILE, Tf32Tile
-from .hopper_plan import chains
 from .parts import in_parts
 from .steps import (
     MAP_BYTES,
@@ -39,6 +38,7 @@ from .steps import (
     Step,
     Strides,
     Tensor,
+    chains,
     round_up,
 )
 

@@ -26,6 +26,7 @@ from .steps import (
     Step,
     Strides,
     Tensor,
+    chains,
     limited_by,
     round_up,
 )
@@ -33,19 +34,10 @@ from .steps import (
 __all__ = [
     "Choice",
     "Problem",
-    "chains",
     "choices",
     "choose",
     "launches",
 ]
-
-#: The longest K that is one chain of sums. Large products run at full rate only so: the tiles that
-#: are fastest leave no registers for a second accumulator.
-LONGEST_CHAIN = 16384
-#: A longer K is cut into pieces of this, or of more if there were more than MOST_PIECES then.
-#: 66 pieces of a 128x128 result, in tiles of 64x128, occupy the 132 multiprocessors of an H200.
-LEAST_PIECE = 1536
-MOST_PIECES = 128
 
 #: What sticks out over whole tiles by no more than this can be a product of its own.
 WIDEST_STRIP = 64
@@ -137,17 +129,6 @@ def choices(
     yield from _choices(problem, is_transposed, multiprocessors, times)
     if min(m, n) < 64:
         yield from _choices(problem, not is_transposed, multiprocessors, times)
-
-
-def chains(k: int) -> tuple[int, int]:
-    """Return into how many chains K is cut, and the length of all but the last.
-
-    This is what the order of summation depends on, and it sees nothing but K.
-    """
-    if k <= LONGEST_CHAIN:
-        return 1, round_up(k, _TILE_K)
-    piece = max(LEAST_PIECE, round_up(math.ceil(k / MOST_PIECES), _TILE_K))
-    return math.ceil(k / piece), piece
 
 
 def launches(problem: Problem, choice: Choice) -> tuple[Step, ...]:

@@ -19,12 +19,11 @@ from tilewise._memory import format_bytes
 from tilewise.errors import DTypeError
 
 from . import targets_for
-from .hopper_plan import chains
 from .parts import in_parts
 from .portable_problem import Problem
 from .portable_steps import Steps
 from .portable_table import KERNELS, STORED, Kernel
-from .steps import Choice, round_up
+from .steps import Choice, chains, round_up
 
 __all__ = ["Choice", "Problem", "choose", "every_way"]
 

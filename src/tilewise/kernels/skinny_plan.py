@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from tilewise.numerics.schemes import PIECE, column_exponents, fp16x3_threshold
 
-from .hopper_plan import chains
 from .skinny_table import (
     CACHE_BYTES_PER_US,
     KERNELS,
@@ -35,6 +34,7 @@ from .steps import (
     Step,
     Strides,
     Tensor,
+    chains,
     limited_by,
     round_up,
 )

@@ -1,10 +1,12 @@
 """What planners of every family say of a product: where operands lie, and what is launched.
 
-Pure data, and the arithmetic on it that they share; nothing here knows a kernel.
+Pure data, and the arithmetic on it that they share; nothing here knows a kernel. `chains` is the
+order of summation that all of them keep.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
@@ -22,6 +24,7 @@ __all__ = [
     "Step",
     "Strides",
     "Tensor",
+    "chains",
     "limited_by",
     "round_up",
 ]
@@ -32,6 +35,27 @@ _MOST_MAP_STEP = 2**40
 
 #: Blocks of a grid of one dimension.
 MOST_BLOCKS = 2**31 - 1
+
+#: The longest K that is one chain of sums. Large products run at full rate only so: the tiles that
+#: are fastest leave no registers for a second accumulator.
+LONGEST_CHAIN = 16384
+#: A longer K is cut into pieces of this, or of more if there were more than MOST_PIECES then.
+#: 66 pieces of a 128x128 result, in tiles of 64x128, occupy the 132 multiprocessors of an H200.
+LEAST_PIECE = 1536
+MOST_PIECES = 128
+#: Pieces are whole tiles along K, of whichever kernel.
+_TILE_K = 64
+
+
+def chains(k: int) -> tuple[int, int]:
+    """Return into how many chains K is cut, and the length of all but the last.
+
+    This is what the order of summation depends on, and it sees nothing but K.
+    """
+    if k <= LONGEST_CHAIN:
+        return 1, round_up(k, _TILE_K)
+    piece = max(LEAST_PIECE, round_up(math.ceil(k / MOST_PIECES), _TILE_K))
+    return math.ceil(k / piece), piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,7 @@ class DeviceFacts:
     name: str
     capability: tuple[int, int]
     multiprocessors: int
-    l2_bytes: int
     memory_bytes: int
-    shared_bytes_per_block: int
     driver_version: int
 
     @property
@@ -64,9 +62,7 @@ def facts(index: int) -> DeviceFacts:
         name=str(Device(index).name),
         capability=(properties.compute_capability_major, properties.compute_capability_minor),
         multiprocessors=properties.multiprocessor_count,
-        l2_bytes=properties.l2_cache_size,
         memory_bytes=driver.check(cuda.cuDeviceTotalMem(handle), f"asking cuda:{index}"),
-        shared_bytes_per_block=properties.max_shared_memory_per_block_optin,
         driver_version=driver.check(cuda.cuDriverGetVersion(), "asking for the driver's version"),
     )
 

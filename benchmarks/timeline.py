@@ -25,7 +25,7 @@ import numpy as np
 import tilewise as tw
 from benchmarks.host import normal
 from tilewise.errors import DeviceError
-from tilewise.outofcore import device_pipeline
+from tilewise.outofcore import device_pipeline, slices
 from tilewise.runtime import device, driver, pinned, transfers
 
 _COLUMNS = 72
@@ -138,7 +138,7 @@ def watched() -> Iterator[Recorder]:
             (run, "__init__", noted(run.__init__, "prepare")),
             (pinned, "lend", lend),
             (transfers, "Gpu", _watched_gpu(recorder, marks)),
-            (device_pipeline, "np", _Watching(recorder)),
+            (slices, "np", _Watching(recorder)),
         ):
             stack.enter_context(mock.patch.object(target, name, made))
         recorder.begun = time.perf_counter()

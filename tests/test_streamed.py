@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -15,15 +14,14 @@ import pytest
 import tilewise as tw
 from benchmarks import timeline
 from tests.outofcore.fake_device import FakeCuda
+from tests.outofcore.fake_gpus import bindings, fake_gpus
 from tests.support import planned, small_integers
 from tests.test_gpu_plan import gpu
-from tilewise import _api, _devices, _gpu, _recipe, _streamed
+from tilewise import _api, _devices, _recipe, _streamed
 from tilewise._operand import Operand
 from tilewise.errors import BudgetError, DeviceError, OptionError
-from tilewise.outofcore import device_choice, device_pipeline
-from tilewise.runtime import device, driver, memory, pinned, quick, streams, transfers
-
-bindings = pytest.importorskip("cuda.bindings.driver")
+from tilewise.outofcore import device_pipeline
+from tilewise.runtime import device, memory, pinned, streams, transfers
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = ("float32", "float64", "float16", BF16, "int8", "uint16", "int64", "complex64", "bool")
@@ -36,69 +34,8 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def cuda(monkeypatch: Any) -> Iterator[FakeCuda]:
-    """Two GPUs of 1 GiB, whose kernels are NumPy's products; every product is cut for them."""
-    fake = FakeCuda(bindings, gpus=2)
-    operands: dict[int, Any] = {}
-    real_recipe = _recipe.recipe
-
-    def recipe(a: Operand, b: Operand, c: Operand, batch: Any, **options: Any) -> Any:
-        made = real_recipe(a, b, c, batch, **options)
-        operands[id(made)] = made, a, b, c
-        return made
-
-    def launch(made: Any, index: int, pointers: Any, stream: int, numbers: Any) -> None:
-        _, *described = operands[id(made)]
-        a, b, c = (view(at, x) for at, x in zip(pointers, described, strict=False))
-        assert made.workspace_bytes == 0 or pointers[3]
-        for at, x in zip(pointers, described, strict=False):
-            assert at % (16 if x.aligned else 1) == 0, "kernels were chosen for aligned operands"
-
-        def work() -> None:
-            wide = {"b": bool, "c": complex}.get(np.result_type(a, b).kind, float)
-            wide = np.int64 if c.dtype.kind in "iu" else wide
-            product = np.matmul(a.astype(wide), b.astype(wide))
-            c[...] = (product + numbers[1] * c if numbers[1] else product).astype(c.dtype)
-
-        fake.compute(stream, work)
-
-    def facts(index: int) -> Any:
-        if index > 1:
-            raise DeviceError(f"device cuda:{index} was asked for, and there are 2 here")
-        return gpu_numbered(index)
-
-    monkeypatch.setattr(driver, "_driver", fake)
-    monkeypatch.setattr(quick, "calls", fake.quick)
-    monkeypatch.setattr(device, "facts", facts)
-    monkeypatch.setattr(memory, "facts", facts)
-    monkeypatch.setattr(device, "_primary_contexts", {0: 0, 1: 1})
-    monkeypatch.setattr(memory, "_pools", {})
-    monkeypatch.setattr(_recipe, "recipe", recipe)
-    monkeypatch.setattr(_gpu, "launch", launch)
-    monkeypatch.setattr(_streamed, "_STREAMED_BYTES", 0)
-    monkeypatch.setattr(device_choice, "_PANEL_BYTES", 1)
-    monkeypatch.setattr(device_choice, "_LINE_BYTES", 1)
-    _api._cached_plan.cache_clear()
-    yield fake
-    pinned.release()
-    _api._cached_plan.cache_clear()
-    for pool in memory._pools.values():
-        pool.trim()
-    assert fake.free_bytes == [1 << 30] * 2
-    assert not fake.memory
-    assert not fake.events
-    assert list(fake.streams) == [1]
-    assert not fake.pinned
-
-
-def gpu_numbered(index: int) -> Any:
-    return replace(gpu(), index=index, memory_bytes=2 << 30)
-
-
-def view(pointer: int, x: Operand) -> Any:
-    span = sum(step * (n - 1) for step, n in zip(x.strides, x.shape, strict=True))
-    raw = (np.ctypeslib.ctypes.c_uint8 * (span + x.dtype.itemsize)).from_address(pointer)
-    first = np.frombuffer(raw, np.uint8, x.dtype.itemsize).view(x.dtype)
-    return np.lib.stride_tricks.as_strided(first, x.shape, x.strides)
+    with fake_gpus(monkeypatch) as fake:
+        yield fake
 
 
 def poisoned(shape: tuple[int, ...], dtype: Any, order: Any = "C") -> Any:

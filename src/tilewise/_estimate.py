@@ -37,8 +37,14 @@ def estimate(plan: Plan, files: Sequence[Matrix | Operand] = ()) -> dict[str, An
         Both of them; those that are there are read for a moment. Without one nobody knows the disk,
         and the time is that of the arithmetic.
     """
-    rate = _compute_rate(plan)
     flops = 2 * math.prod(plan.batch) * plan.m * plan.n * plan.k
+    on_gpus = getattr(plan.schedule, "beside_disk", None)
+    if on_gpus is None:
+        rate, beside_disk = _compute_rate(plan), "compute"
+        rated = "of a small product just now"
+    else:
+        seconds, beside_disk = on_gpus()
+        rate, rated = flops / seconds, f"of {plan.device}"
     moved = plan.moved_bytes
     m, k, n = _tile(plan)
     panels = zip(files, ((m, k), (k, n)), strict=False)
@@ -52,8 +58,9 @@ def estimate(plan: Plan, files: Sequence[Matrix | Operand] = ()) -> dict[str, An
     disk_seconds = 0.0 if disk is None else moved / disk
     return {
         "seconds": max(compute_seconds, disk_seconds),
-        "limit": "disk" if disk_seconds > compute_seconds else "compute",
+        "limit": "disk" if disk_seconds > compute_seconds else beside_disk,
         "flops_per_s": rate,
+        "rated": rated,
         "disk_bytes_per_s": disk,
         "least_disk_bytes_per_s": moved * rate / max(flops, 1),
     }
@@ -61,17 +68,17 @@ def estimate(plan: Plan, files: Sequence[Matrix | Operand] = ()) -> dict[str, An
 
 def in_words(expected: dict[str, Any]) -> str:
     """Return the lines ``time`` and ``limit`` for people."""
+    words = {"disk": "the disk", "bus": "the bus", "compute": "arithmetic"}
     least = format_bytes(int(expected["least_disk_bytes_per_s"]))
     gigaflops = expected["flops_per_s"] / 1e9
     time_line = f"time       about {duration(expected['seconds'])}, at the {gigaflops:.3g} GFLOP/s "
-    time_line += "of a small product just now"
+    time_line += expected["rated"]
     if expected["disk_bytes_per_s"] is None:
-        limit = f"arithmetic, if the disk moves {least} in a second; else the disk"
+        limit = f"{words[expected['limit']]}, if the disk moves {least} in a second; else the disk"
     else:
         disk = format_bytes(int(expected["disk_bytes_per_s"]))
         time_line += f", and the {disk}/s of these files"
-        limit = "the disk" if expected["limit"] == "disk" else "arithmetic"
-        limit += f": it would take {least}/s to keep up"
+        limit = f"{words[expected['limit']]}: it would take {least}/s to keep up"
     return f"{time_line}\nlimit      {limit}"
 
 
@@ -85,10 +92,10 @@ def duration(seconds: float) -> str:
 
 def _tile(plan: Plan) -> tuple[int, int, int]:
     """Return what is multiplied at a time, of m, k and n."""
-    schedule = plan.schedule
-    if schedule is None or schedule.is_whole:
+    if plan.schedule is None:
         return plan.m, plan.k, plan.n
-    return schedule.tile_m, schedule.tile_k, schedule.tile_n
+    m, n, k = plan.schedule.tile
+    return m, k, n
 
 
 def _compute_rate(plan: Plan) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ._streamed import Machine
     from .outofcore.pipeline import Progress
-    from .outofcore.schedule import Schedule
+    from .outofcore.schedule import Tiling
     from .runtime.device import DeviceFacts
 
 __all__ = ["How", "Method", "Plan", "make_plan"]
@@ -148,9 +148,9 @@ class Plan:
         return self.asked.verify
 
     @property
-    def schedule(self) -> Schedule | None:
+    def schedule(self) -> Tiling | None:
         """How a product of files is cut; None of arrays."""
-        schedule: Schedule | None = getattr(self.how, "schedule", None)
+        schedule: Tiling | None = getattr(self.how, "schedule", None)
         return schedule
 
     @property

@@ -7,7 +7,9 @@ those that would multiply device arrays, and so are the bits.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +27,14 @@ from .outofcore.device_pipeline import Device, Share, Threads
 from .outofcore.device_pipeline import multiply as run_pipeline
 from .outofcore.device_schedule import Factor, Job, Launch, Rates, Schedule
 from .outofcore.schedule import Box
+from .outofcore.slices import HostArray, Sink, Source
 
 if TYPE_CHECKING:
     from ._plan import Plan
     from ._recipe import Recipe
     from .runtime.device import DeviceFacts
 
-__all__ = ["Machine", "Streams", "faster", "multiply", "plan_streams"]
+__all__ = ["Files", "Machine", "Streams", "faster", "multiply", "plan_streams", "run"]
 
 Array = NDArray[Any]
 
@@ -53,7 +56,22 @@ _CORE_READS_PER_S = 6e9
 #: The CPU is left alone, if nobody asks, unless a GPU needs this much less time.
 _WORTH_IT = 1 / 2
 
+#: What a disk reads and writes in a second, as far as a plan can know, and what it costs to begin
+#: on a stretch of a file.
+_DISK_BYTES_PER_S = 3e9
+_STRETCH_S = 2e-6
+
 _Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What a plan for operands in files depends on, beside the operands."""
+
+    chunks: tuple[int, int]  #: rows of a, and columns of b, that are read as one
+    may_fold: bool  #: whether a stack of matrices may be read, and written, as one tall matrix
+    least_slice: int  #: bytes that are read as one
+    staged: int  #: slices that stores hold beside the pinned ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +83,14 @@ class Machine:
     cores: int
     is_gram: bool  #: whether both operands begin at the same address
     is_offer: bool  #: whether no device was asked for, so that the CPU may do it
+    files: Files | None = None  #: for operands in files
 
     def streams(self, plan: Plan) -> bool:
         """Say whether a product is cut into pieces that are copied as it runs."""
         if 0 in (*plan.batch, plan.m, plan.n, plan.k):
             return False
+        if self.files is not None:
+            return True
         nbytes = plan.a.stored_bytes + plan.b.stored_bytes
         nbytes += math.prod(plan.shape) * plan.dtype.itemsize
         is_tight = 4 * nbytes > self.device_bytes[0]  # some kernels take twice as much again
@@ -93,6 +114,7 @@ class Streams:
     """How host operands are multiplied on one GPU or several."""
 
     whole: Recipe  #: by which one GPU would compute all of it in its memory
+    job: Job  #: all of it
     parts: tuple[Part, ...]
     threads: Threads
     is_folded: bool  #: whether the batch of a is part of its rows
@@ -106,6 +128,11 @@ class Streams:
     @property
     def expected_s(self) -> float:
         return max(part.expected_s for part in self.parts)
+
+    def first_tiles(self) -> list[int]:
+        """Return the number of each device's first tile."""
+        counts = (sum(1 for _ in part.schedule.tiles()) for part in self.parts)
+        return list(itertools.accumulate(counts, initial=0))[:-1]
 
     def multiply(self, plan: Plan, a: Array, b: Array, out: Array | None) -> Any:
         return multiply(plan, self, a, b, out)
@@ -162,7 +189,7 @@ def plan_streams(plan: Plan, machine: Machine) -> Plan:
 
     assert isinstance(plan.how, OnGpu)
     whole, out, memory_bytes = plan.how.recipe, plan.asked.out, plan.asked.memory_bytes
-    job, is_folded = _job(plan, whole, machine.is_gram)
+    job, is_folded = _job(plan, whole, machine)
     flops = job.flops / max(whole.expected_us * 1e-6, 1e-9)
     shares = deal(job, len(machine.gpus))
     cores = machine.cores
@@ -172,21 +199,25 @@ def plan_streams(plan: Plan, machine: Machine) -> Plan:
         machine.gpus, machine.device_bytes, shares, strict=False
     ):
         rates = Rates(host_bytes=host, flops=flops, multiprocessors=gpu.multiprocessors)
+        if machine.files is not None:
+            rates = replace(rates, disk_bytes=_DISK_BYTES_PER_S, stretch_s=_STRETCH_S)
         parts.append(_part(plan, whole, share, origin, gpu, budget, rates))
     result_bytes = 0 if out is not None else math.prod(plan.shape) * plan.dtype.itemsize
     moved = max(p.schedule.read_bytes + p.schedule.written_bytes for p in parts)
     room = None if memory_bytes is None else (memory_bytes - result_bytes) // len(parts)
-    threads = Threads.suited(moved, cores // len(parts), room)
-    if room is not None and threads.ring_bytes > room:
+    beside = () if machine.files is None else (machine.files.least_slice, machine.files.staged)
+    threads = Threads.suited(moved, cores // len(parts), room, *beside)
+    if room is not None and threads.held_bytes > room:
         raise over_budget(
             f"{plan.shape} {plan.dtype}",
             result_bytes,
-            len(parts) * threads.ring_bytes,
+            len(parts) * threads.held_bytes,
             memory_bytes or 0,
             verify=plan.verify,
         )
     streams = Streams(
         whole=whole,
+        job=job,
         parts=tuple(parts),
         threads=threads,
         is_folded=is_folded,
@@ -197,7 +228,7 @@ def plan_streams(plan: Plan, machine: Machine) -> Plan:
         device=", ".join(f"cuda:{part.index}" for part in parts),
         how=streams,
         workspace_bytes=max(part.schedule.workspace_bytes for part in parts),
-        held_bytes=result_bytes + streams.ring_bytes,
+        held_bytes=result_bytes + len(parts) * threads.held_bytes,
     )
 
 
@@ -211,11 +242,14 @@ def faster(on_gpu: Plan, on_cpu: Plan, machine: Machine) -> Plan:
     rate = cores * _CORE_FLOPS[8 if real > 4 else 4]
     rate *= {"c": 1 / 4, "f": 1}.get(compute.kind, 1 / 8)
     cpu_s = max(flops / rate, on_cpu.moved_bytes / (min(cores, _MOST_CORES) * _CORE_READS_PER_S))
-    if not isinstance(streams, Streams) or streams.expected_s > _WORTH_IT * cpu_s:
+    if machine.files is not None:
+        cpu_s = max(cpu_s, on_cpu.moved_bytes / _DISK_BYTES_PER_S)
+    expected_s: float | None = getattr(streams, "expected_s", None)
+    if expected_s is None or expected_s > _WORTH_IT * cpu_s:
         return on_cpu
     why = (
         f"no device was asked for: {on_gpu.device} is expected to take "
-        f"{_duration(streams.expected_s)}, copies included, and the CPU {_duration(cpu_s)}"
+        f"{_duration(expected_s)}, copies included, and the CPU {_duration(cpu_s)}"
     )
     return replace(on_gpu, why=(*on_gpu.why, why))
 
@@ -225,9 +259,6 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
 
     ``out`` must not overlap an operand.
     """
-    from . import _gpu
-    from .runtime import pinned, transfers
-
     result = np.empty(plan.shape, plan.dtype) if out is None else out
     c = result
     if len(plan.b.shape) == 1:
@@ -243,9 +274,32 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
     if streams.is_folded:
         x, y = x.reshape(-1, x.shape[-1]), y[(0,) * (y.ndim - 2)]
         c = c.reshape(-1, c.shape[-1])  # a copy, if the matrices of out lie apart
+    ends = HostArray(_once(_carried(x))), HostArray(_once(_carried(y))), HostArray(_carried(c))
+    run(streams, *ends)
+    if out is not None and not np.may_share_memory(c, out):
+        np.copyto(out, c.reshape(out.shape))
+    return result if plan.shape else result[()]
+
+
+def run(
+    streams: Streams,
+    a: Source,
+    b: Source,
+    out: Sink,
+    done: Collection[int] = (),
+    watch: Callable[[], object] | None = None,
+) -> None:
+    """Write the product of ``a`` and ``b``, as ``streams.job`` has them, into ``out``.
+
+    Without the tiles that are ``done``; ``watch`` is called in this thread when others are. They
+    are numbered from device to device.
+    """
+    from . import _gpu
+    from .runtime import pinned, transfers
+
     numbers = (1, 0, 0, 0), (1, 1, 0, 0)
 
-    def share(part: Part) -> Share:
+    def share(part: Part, first: int) -> Share:
         def compute(device: Device, launch: Launch, pointers: tuple[int, int, int, int]) -> None:
             assert isinstance(device, transfers.Gpu)
             made = part.recipes[_key(part.schedule, launch)]
@@ -265,29 +319,23 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
             ),
             compute=compute,
             is_pinned=is_pinned,
+            first_tile=first,
+            done=done,
         )
 
     index = streams.parts[0].index
+    shares = list(map(share, streams.parts, streams.first_tiles()))
     with pinned.lend(streams.ring_bytes, index, streams.most_pinned) as ring:
-        run_pipeline(
-            [share(part) for part in streams.parts],
-            _once(_carried(x)),
-            _once(_carried(y)),
-            _carried(c),
-            ring,
-            streams.threads,
-        )
-    if out is not None and not np.may_share_memory(c, out):
-        np.copyto(out, c.reshape(out.shape))
-    return result if plan.shape else result[()]
+        run_pipeline(shares, a, b, out, ring, streams.threads, watch)
 
 
-def _job(plan: Plan, whole: Recipe, is_gram: bool) -> tuple[Job, bool]:
+def _job(plan: Plan, whole: Recipe, machine: Machine) -> tuple[Job, bool]:
     """Return what a schedule knows of a product, and whether a's batch is part of its rows."""
     dtypes, out = plan.dtypes, plan.asked.out
     a, b = plan.a.as_matrix(is_row=True), plan.b.as_matrix(is_row=False)
     batch, m = plan.batch, plan.m
-    row_step = _row_step(a)
+    files, is_gram = machine.files, machine.is_gram
+    row_step = _row_step(a) if files is None or files.may_fold else None
     is_folded = row_step is not None and math.prod(b.shape[:-2]) == 1 and len(batch) > 0
     if row_step is not None and is_folded:
         batch, m = (), math.prod(batch) * m
@@ -302,12 +350,16 @@ def _job(plan: Plan, whole: Recipe, is_gram: bool) -> tuple[Job, bool]:
         and 0 not in a.strides
     )
     along_n = out is None or len(out.shape) < 2 or abs(out.strides[-1]) <= abs(out.strides[-2])
+    left = _factor(a, m, a.strides[-2], a.strides[-1], plan.k, dtypes[0])
+    right = _factor(b, plan.n, b.strides[-1], b.strides[-2], plan.k, dtypes[1])
+    if files is not None:
+        left, right = replace(left, chunk=files.chunks[0]), replace(right, chunk=files.chunks[1])
     return (
         Job(
             batch=batch,
             k=plan.k,
-            a=_factor(a, m, a.strides[-2], a.strides[-1], plan.k, dtypes[0]),
-            b=_factor(b, plan.n, b.strides[-1], b.strides[-2], plan.k, dtypes[1]),
+            a=left,
+            b=right,
             sum_itemsize=plan.dtype.itemsize,
             along_n=along_n,
             is_gram=is_gram,

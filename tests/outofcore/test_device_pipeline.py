@@ -22,6 +22,7 @@ from tilewise.outofcore import device_choice
 from tilewise.outofcore.device_choice import candidates, deal, resident
 from tilewise.outofcore.device_pipeline import Share, Threads, multiply
 from tilewise.outofcore.device_schedule import Factor, Job, Schedule
+from tilewise.outofcore.slices import HostArray
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -99,7 +100,7 @@ def run(
         share_of(schedule, origin, device, is_pinned)
         for (schedule, origin), device in zip(schedules, devices, strict=True)
     ]
-    multiply(shares, a, b, out, ring, threads)
+    multiply(shares, HostArray(a), HostArray(b), HostArray(out), ring, threads)
     assert all(device.is_closed for device in devices)
     wide_a = np.broadcast_to(a, (*a.shape[:-2], job.m, job.k)).astype(np.uint64)
     wide_b = np.broadcast_to(b, (*b.shape[:-2], job.k, job.n)).astype(np.uint64)
@@ -185,7 +186,7 @@ def test_foreign_byte_order_is_turned_on_the_way() -> None:
     threads = Threads(1, 1, 256)
     share = share_of(corner(job), whole(job), FakeDevice())
     ring = np.zeros(threads.ring_bytes, np.uint8)
-    multiply([share], a.astype(">u4"), b, out, ring, threads)
+    multiply([share], HostArray(a.astype(">u4")), HostArray(b), HostArray(out), ring, threads)
     np.testing.assert_array_equal(out, a @ b)
 
 
@@ -217,7 +218,7 @@ def test_a_launch_that_fails_is_named_by_its_tile() -> None:
     ring, out = np.zeros(threads.ring_bytes, np.uint8), np.zeros((job.m, job.n), np.uint32)
     a, b = np.ones((job.m, job.k), np.uint32), np.ones((job.k, job.n), np.uint32)
     with pytest.raises(DeviceError, match="the device is lost") as caught:
-        multiply([replace(share, compute=compute)], a, b, out, ring, threads)
+        multiply([replace(share, compute=compute)], *map(HostArray, (a, b, out)), ring, threads)
     assert "computed c[" in caught.value.__notes__[0]
     assert device.is_closed
 
@@ -248,7 +249,7 @@ def test_control_c_stops_every_thread() -> None:
     a, b = np.ones((job.m, job.k), np.uint32), np.ones((job.k, job.n), np.uint32)
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
-        multiply([replace(share, compute=compute)], a, b, out, ring, threads)
+        multiply([replace(share, compute=compute)], *map(HostArray, (a, b, out)), ring, threads)
     assert device.is_closed
     assert threading.active_count() == before
 

@@ -19,7 +19,7 @@ from .schedule import Box, batch_slices
 
 __all__ = ["candidates", "choose", "deal", "least_bytes", "resident", "sample"]
 
-#: Tiles are cut at multiples of this: of the tiles of every kernel, and of the lines of a cache.
+#: Of the tiles of every kernel this is a multiple.
 _GRAIN = 128
 
 #: Panels of an operand where all of it stays on the device, if both are of a size: more of them
@@ -147,8 +147,8 @@ def deal(job: Job, devices: int) -> list[tuple[Job, Box]]:
     by_rows = job.m >= devices and (a_bytes >= b_bytes or job.n < devices)
     x = job.a if by_rows else job.b
     step = count(x.size, devices)
-    if step >= _GRAIN:
-        step = round_up(step, _GRAIN)
+    if step >= _grain(x):
+        step = round_up(step, _grain(x))
     for part in cuts(x.size, step):
         own_x = replace(x, size=part.stop - part.start)
         share = replace(job, a=own_x) if by_rows else replace(job, b=own_x)
@@ -182,8 +182,8 @@ def resident(job: Job) -> Iterator[Schedule]:
         1 if panels * s < 2 else min(round(panels * s), 4 * panels) for s in (skew, 1 / skew)
     )
     least_m, least_n = _least_tile(job)
-    tile_m = even(job.m, max(count(job.m, a_panels), least_m), _GRAIN)
-    tile_n = even(job.n, max(count(job.n, b_panels), least_n), _GRAIN)
+    tile_m = even(job.m, max(count(job.m, a_panels), least_m), _grain(job.a))
+    tile_n = even(job.n, max(count(job.n, b_panels), least_n), _grain(job.b))
     if job.is_gram:
         tile_m = tile_n = max(tile_m, tile_n)
     for c_slots in (1, 4, 2):  # all of C, or that many launches' parts of it
@@ -207,7 +207,7 @@ def _least_tile(job: Job) -> tuple[int, int]:
             size = max(size, _LINE_BYTES // x.itemsize)
         if is_line_of_c:
             size = max(size, _LINE_BYTES // job.sum_itemsize)
-        least.append(min(size, x.size))
+        least.append(min(max(size, x.chunk), x.size))
     return least[0], least[1]
 
 
@@ -233,8 +233,8 @@ def _lines_within(
     job: Job, budget_bytes: int, workspace: float, order: Literal["rows", "columns"]
 ) -> Iterator[Schedule]:
     outer, inner = (0, 1) if order == "rows" else (1, 0)
-    sizes = (job.m, job.n)
-    for inner_tile in _sizes(sizes[inner]):
+    sizes, grains = (job.m, job.n), (_grain(job.a), _grain(job.b))
+    for inner_tile in _sizes(sizes[inner], grains[inner]):
         panels = count(sizes[inner], inner_tile)
         panel = job.panel_bytes(1 if inner else 0, inner_tile, job.k)
         for inner_slots, outer_slots in itertools.product({min(2, panels), panels}, (1, 2)):
@@ -243,7 +243,8 @@ def _lines_within(
             line += 2 * inner_tile * job.sum_itemsize
             if room < line:
                 continue
-            outer_tile = even(sizes[outer], min(int(room / line), sizes[outer]), _GRAIN)
+            most = min(int(room / line), sizes[outer])
+            outer_tile = even(sizes[outer], most, grains[outer])
             tiles, slots = (outer_tile, inner_tile), (outer_slots, inner_slots)
             if order == "columns":
                 tiles, slots = tiles[::-1], slots[::-1]
@@ -258,7 +259,7 @@ def _lines_within(
 
 
 def _pieces_within(job: Job, budget_bytes: int, workspace: float) -> Iterator[Schedule]:
-    for tile_n, c_slots in itertools.product(_sizes(job.n), (1, 2)):
+    for tile_n, c_slots in itertools.product(_sizes(job.n, _grain(job.b)), (1, 2)):
         panels = _RING + workspace
         room = budget_bytes - panels * job.panel_bytes(1, tile_n, job.piece)
         line = panels * job.panel_bytes(0, 1, job.piece) + c_slots * tile_n * job.sum_itemsize
@@ -266,7 +267,7 @@ def _pieces_within(job: Job, budget_bytes: int, workspace: float) -> Iterator[Sc
             continue
         yield replace(
             _plain(job),
-            tile_m=even(job.m, min(int(room / line), job.m), _GRAIN),
+            tile_m=even(job.m, min(int(room / line), job.m), _grain(job.a)),
             tile_n=tile_n,
             tile_k=job.piece,
             a_slots=_RING,
@@ -290,6 +291,11 @@ def _compute_s(schedule: Schedule, rates: Rates, workspace: float) -> float:
     return full + 2 * made / rates.device_bytes
 
 
+def _grain(x: Factor) -> int:
+    """Return at multiples of what panels should begin: of tiles, or of chunks and of 16 bytes."""
+    return _GRAIN if x.chunk == 1 else math.lcm(x.chunk, max(16 // x.itemsize, 1))
+
+
 def _with_batch(x: Factor, axes: int, axis: int, size: int) -> Factor:
     """Return an operand of which a part of a batch axis of the product is taken."""
     own = axis - (axes - len(x.batch))
@@ -298,9 +304,9 @@ def _with_batch(x: Factor, axes: int, axis: int, size: int) -> Factor:
     return replace(x, batch=(*x.batch[:own], size, *x.batch[own + 1 :]))
 
 
-def _sizes(size: int) -> list[int]:
+def _sizes(size: int, grain: int) -> list[int]:
     """Return the tile sizes to try along an axis, each about a quarter smaller."""
     sizes = [max(size, 1)]
     while sizes[-1] > _GRAIN:
-        sizes.append(even(size, max(sizes[-1] * 3 // 4, _GRAIN), _GRAIN))
+        sizes.append(even(size, max(sizes[-1] * 3 // 4, _GRAIN), grain))
     return list(dict.fromkeys(sizes))

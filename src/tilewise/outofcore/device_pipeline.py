@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +23,19 @@ from numpy.typing import NDArray
 
 from ..kernels.steps import round_up
 from .device_schedule import Job, Launch, Load, Schedule, Store
+from .halt import Halt
 from .schedule import Box
-from .slices import Slice, is_copied_directly, lines_of, named, packed, slices
+from .slices import (
+    End,
+    Sink,
+    Slice,
+    Source,
+    is_copied_directly,
+    lines_of,
+    named,
+    shifted,
+    slices,
+)
 
 __all__ = ["Device", "Share", "Threads", "multiply"]
 
@@ -34,6 +45,9 @@ _Way = Callable[[bool], _Task | None]
 
 _ALIGNMENT = 256
 _MIB = 1 << 20
+
+#: What the slices of a device take of the host, unless a slice cannot be so small.
+_MOST_BYTES = 256 * _MIB
 
 
 class Device(Protocol):
@@ -67,6 +81,8 @@ class Share:
     compute: Callable[[Device, Launch, tuple[int, int, int, int]], None]
     """Puts a launch on the device's lane of kernels, given a, b, c and the workspace."""
     is_pinned: Callable[[Array], bool]
+    first_tile: int = 0  #: the number of its first tile, of all that C is made of
+    done: Collection[int] = ()  #: tiles that are there already
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +96,34 @@ class Threads:
     gathering: int
     scattering: int
     slice_bytes: int
+    staged: int = 0  #: slices that stores hold beside, at most
 
     @classmethod
-    def suited(cls, moved_bytes: int, cores: int, most_bytes: int | None = None) -> Threads:
-        """Return what suits a device that moves so much, on so many cores, within pinned memory."""
+    def suited(
+        cls,
+        moved_bytes: int,
+        cores: int,
+        most_bytes: int | None = None,
+        least_slice: int = 4096,
+        staged: int = 0,
+    ) -> Threads:
+        """Return what suits a device that moves so much, on so many cores, within host memory.
+
+        Where ``least_slice``, which is not cut, is large, there are fewer threads.
+        """
         most = 12 if moved_bytes >= 512 * _MIB else 8
         count = min(most, max(cores, 2), max(moved_bytes // (8 * _MIB), 2))
         is_large = moved_bytes >= 128 * _MIB
         half = count // 2
-        made = cls(half, half, 8 * _MIB if is_large else 4 * _MIB)
-        while most_bytes is not None and made.ring_bytes > most_bytes and made.slice_bytes > 4096:
-            if made.gathering > 1 and made.slice_bytes <= _MIB:
+        made = cls(half, half, max(8 * _MIB if is_large else 4 * _MIB, least_slice), staged)
+        limit = _MOST_BYTES if most_bytes is None else min(most_bytes, _MOST_BYTES)
+        while made.held_bytes > limit:
+            if made.gathering > 1 and made.slice_bytes <= max(_MIB, least_slice):
                 made = replace(made, gathering=made.gathering // 2, scattering=made.scattering // 2)
+            elif made.slice_bytes > least_slice:
+                made = replace(made, slice_bytes=max(made.slice_bytes // 2, least_slice))
             else:
-                made = replace(made, slice_bytes=made.slice_bytes // 2)
+                break
         return made
 
     @property
@@ -108,14 +138,20 @@ class Threads:
     def ring_bytes(self) -> int:
         return sum(self.blocks) * self.slice_bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the host, pinned or not."""
+        return self.ring_bytes + self.staged * self.slice_bytes
+
 
 def multiply(
     shares: Sequence[Share],
-    a: Array,
-    b: Array,
-    out: Array,
+    a: Source,
+    b: Source,
+    out: Sink,
     ring: NDArray[np.uint8],
     threads: Threads,
+    watch: Callable[[], object] | None = None,
 ) -> None:
     """Write ``a @ b`` into ``out``, which no operand overlaps; blocks until done.
 
@@ -123,15 +159,17 @@ def multiply(
     ----------
     shares : sequence of Share
         Together they cover C.
-    a, b : array (..., m, k) and (..., k, n)
+    a, b : Source of (..., m, k) and (..., k, n)
         Axes that repeat have length 1 here.
-    out : array (..., m, n)
+    out : Sink of (..., m, n)
     ring : array of bytes
         Pinned, ``threads.ring_bytes`` for each share.
     threads : Threads
         For each share.
+    watch : callable, optional
+        Called in this thread when tiles are finished.
     """
-    halt = _Halt()
+    halt = Halt()
     devices: list[Device] = []
     workers: list[threading.Thread] = []
     each = threads.ring_bytes
@@ -152,9 +190,12 @@ def multiply(
         for run in runs:
             start(partial(run.work, is_gathering=True), threads.gathering)
             start(partial(run.work, is_gathering=False), threads.scattering)
-        for run in runs[1:]:
+        for run in runs[1:] if watch is None else runs:
             start(run.launch)
-        runs[0].launch()
+        if watch is None:
+            runs[0].launch()
+        else:
+            halt.watch(watch, sum(run.tiles for run in runs))
     except BaseException as error:
         halt.stop(error)
     halt.join(workers)
@@ -165,79 +206,6 @@ def multiply(
             halt.stop(error)
     if halt.error is not None:
         raise halt.error
-
-
-class _Stopped(Exception):
-    """Another thread failed; there is nothing to report."""
-
-
-class _Halt:
-    """The first error of a product, and the conditions by which its threads wait for each other.
-
-    All share one lock, and each is for one kind of thread: who wakes takes the interpreter's lock.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.error: BaseException | None = None
-        self._conditions: list[threading.Condition] = []
-        self._at_work = 0
-        self._may_end = threading.Condition(self.lock)
-
-    def condition(self) -> threading.Condition:
-        made = threading.Condition(self.lock)
-        self._conditions.append(made)
-        return made
-
-    def stop(self, error: BaseException) -> None:
-        with self.lock:
-            self.error = self.error or error
-            for condition in self._conditions:
-                condition.notify_all()
-
-    def check(self) -> None:
-        if self.error is not None:
-            raise _Stopped
-
-    def wait(self, condition: threading.Condition) -> None:
-        """Sleep until a condition may have changed, holding the lock."""
-        self.check()
-        condition.wait()
-        self.check()
-
-    def guarded(self, role: Callable[[], None]) -> None:
-        """Do what a new thread is for, unless all is over before it begins."""
-        with self.lock:
-            if self.error is not None:
-                return
-            self._at_work += 1
-        try:
-            role()
-        except _Stopped:
-            pass
-        except BaseException as error:
-            self.stop(error)
-        finally:
-            with self.lock:
-                self._at_work -= 1
-                self._may_end.notify_all()
-
-    def join(self, workers: Sequence[threading.Thread]) -> None:
-        """Wait for everyone, however often Ctrl-C is pressed: they use the caller's memory.
-
-        It may have come when a thread was started and not known yet: such a one is waited for if it
-        has begun, and does not begin if not.
-        """
-        while True:
-            try:
-                for worker in workers:
-                    worker.join()
-                with self.lock:
-                    while self._at_work:
-                        self._may_end.wait()
-                return
-            except KeyboardInterrupt as error:
-                self.stop(error)
 
 
 class _Block(NamedTuple):
@@ -255,6 +223,7 @@ class _Tile:
     number: int  #: of its launch
     launch: Launch
     slices: deque[Slice]  #: whose copy is not on its lane yet
+    missing: int  #: slices that are not where they belong yet
     is_ordered: bool = False  #: whether copies to come wait for the launch
     is_emptied: bool = False  #: whether its slot may be written, once the event has come
 
@@ -277,20 +246,22 @@ class _Run:
         self,
         share: Share,
         device: Device,
-        a: Array,
-        b: Array,
-        out: Array,
+        a: Source,
+        b: Source,
+        out: Sink,
         ring: NDArray[np.uint8],
         threads: Threads,
-        halt: _Halt,
+        halt: Halt,
     ) -> None:
         self._share, self._device, self._halt = share, device, halt
         self._may_launch, self._may_work = halt.condition(), halt.condition()
         self._schedule = schedule = share.schedule
         self._job = job = schedule.job
-        self._sources = (_part(a, job, 0, share.origin), _part(b, job, 1, share.origin))
-        self._out = out[share.origin]
-        operations = list(schedule.operations())
+        self._sources = a, b
+        self._regions = tuple(_region(x, job, side, share.origin) for side, x in enumerate((a, b)))
+        self._out = out
+        done = frozenset(tile - share.first_tile for tile in share.done)
+        operations = list(schedule.operations(done))
         self._loads = [each for each in operations if isinstance(each, Load)]
         self._launches = [each for each in operations if isinstance(each, Launch)]
         self._needs = [
@@ -324,8 +295,10 @@ class _Run:
         self._loaded = [device.event() for _ in self._loads]
         self._launched = [device.event() for _ in self._launches]
         self._emptied = [device.event() for _ in range(schedule.c_slots)]
-        self._is_direct = tuple(share.is_pinned(x) for x in self._sources)
-        self._out_is_direct = share.is_pinned(self._out)
+        self._is_direct = tuple(
+            self._is_pinned(*each) for each in zip(self._sources, self._regions, strict=True)
+        )
+        self._out_is_direct = self._is_pinned(out, share.origin)
         self._slices_left = [0] * len(self._loads)  # not on their lane yet
         self._is_loaded = [False] * len(self._loads)
         self._is_ordered = [False] * len(self._loads)  # whether copies wait for the last reader
@@ -336,6 +309,11 @@ class _Run:
         self._tiles: deque[_Tile] = deque()
         self._coming: deque[_Coming] = deque()
         self._in_slot: list[_Tile | None] = [None] * schedule.c_slots
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles will be finished."""
+        return sum(launch.is_last for launch in self._launches)
 
     def launch(self) -> None:
         """Put every launch on its lane as soon as what it needs is on its own."""
@@ -373,7 +351,10 @@ class _Run:
         b = self._b + schedule.layout(launch, 1).offset
         self._share.compute(device, launch, (a, b, c, self._workspace))
         device.record(self._launched[number], "compute")
-        tile = _Tile(number, launch, deque(self._slices_from(launch))) if launch.is_last else None
+        tile = None
+        if launch.is_last:
+            parts = deque(self._slices_from(launch))
+            tile = _Tile(number, launch, parts, len(parts))
         with self._halt.lock:
             self._launches_done = number + 1
             if tile is not None:
@@ -446,17 +427,18 @@ class _Run:
     def _gather(self, number: int, part: Slice, block: _Block) -> None:
         """Bring a slice of an operand to the device."""
         device, load = self._device, self._loads[number]
-        with self._noted("was given", "ab"[load.side], load.box):
+        source = self._sources[load.side]
+        with self._noted("was given", "ab"[load.side], part.box):
             device.finish(block.event)
-            address, pitch = block.address, part.width_bytes
-            if self._is_direct[load.side] and is_copied_directly(part.host):
-                address, pitch = lines_of(part.host)
-            else:
-                np.copyto(packed(block.memory, part.host), part.host)
+            lines = _lines_at(source, part, self._is_direct[load.side])
+            if lines is None:
+                source.read_into(part.box, part.packed(block.memory, source.dtype))
             if load.after >= 0 and not self._is_ordered[number]:
                 device.wait("in", self._launched[load.after])
                 self._is_ordered[number] = True
-            device.copy_in(part.place, part.pitch, address, pitch, part.width_bytes, part.lines)
+            address, pitch = lines or (block.address, part.width_bytes)
+            for place, host in part.copies(address, pitch):
+                device.copy_in(place, part.pitch, host, pitch, part.width_bytes, part.lines)
             device.record(block.event, "in")
         with self._halt.lock:
             self._free_in.append(block)
@@ -478,16 +460,14 @@ class _Run:
         while self._tiles and self._free_out:
             tile = self._tiles[0]
             part, block = tile.slices.popleft(), self._free_out.pop()  # the one last read
-            with self._noted("gave back", "c", tile.launch.c):
-                address, pitch = block.address, part.width_bytes
-                if self._out_is_direct and is_copied_directly(part.host):
-                    address, pitch = lines_of(part.host)
+            with self._noted("gave back", "c", part.box):
+                lines = _lines_at(self._out, part, self._out_is_direct)
+                address, pitch = lines or (block.address, part.width_bytes)
                 if not tile.is_ordered:
                     device.wait("out", self._launched[tile.number])
                     tile.is_ordered = True
-                device.copy_out(
-                    address, pitch, part.place, part.pitch, part.width_bytes, part.lines
-                )
+                for place, host in part.copies(address, pitch):
+                    device.copy_out(host, pitch, place, part.pitch, part.width_bytes, part.lines)
                 device.record(block.event, "out")
                 self._coming.append(_Coming(tile, part, block))
                 if not tile.slices:
@@ -499,13 +479,19 @@ class _Run:
     def _scatter(self, coming: _Coming) -> None:
         """Bring a slice of C, once it is in pinned memory, to where it belongs."""
         tile, part, block = coming
-        with self._noted("gave back", "c", tile.launch.c):
+        with self._noted("gave back", "c", part.box):
             self._device.finish(block.event)
-            if not (self._out_is_direct and is_copied_directly(part.host)):
-                np.copyto(part.host, packed(block.memory, part.host))
+            if _lines_at(self._out, part, self._out_is_direct) is None:
+                self._out.write(part.box, part.packed(block.memory, self._out.dtype))
         with self._halt.lock:
             self._free_out.append(block)
             self._copy_out()
+            tile.missing -= 1
+            is_finished = not tile.missing
+        if is_finished:
+            with self._noted("finished", "c", shifted(tile.launch.c, self._share.origin)):
+                self._out.finish(self._share.first_tile + tile.launch.tile)
+            self._halt.tell()
 
     @contextmanager
     def _noted(self, doing: str, name: str, box: Box) -> Iterator[None]:
@@ -528,34 +514,48 @@ class _Run:
         x = self._job.b if load.side else self._job.a
         store = self._b_store if load.side else self._a_store
         base = self._b if load.side else self._a
-        source = self._sources[load.side][load.box]
-        if x.along_k == (load.side == 1):  # the axis that lies closer becomes the last
-            source = source.swapaxes(-1, -2)
+        box = shifted(load.box, self._regions[load.side])
+        is_turned = x.along_k == (load.side == 1)  # the axis that lies closer becomes the last
         base = _place(base, store, load.slot, load.at, x.along_k)
-        yield from slices(source, base, store, self._slice_bytes)
+        source = self._sources[load.side]
+        yield from slices(source, box, is_turned, base, store, self._slice_bytes)
 
     def _slices_from(self, launch: Launch) -> Iterator[Slice]:
         store = self._schedule.c_store(launch)
         base = self._c + self._schedule.c_layout(launch).offset
-        target = self._out[launch.c]
-        if not self._job.along_n:
-            target = target.swapaxes(-1, -2)
-        yield from slices(target, base, store, self._slice_bytes)
+        box = shifted(launch.c, self._share.origin)
+        is_turned = not self._job.along_n
+        yield from slices(self._out, box, is_turned, base, store, self._slice_bytes)
+
+    def _is_pinned(self, end: End, region: Box) -> bool:
+        view = end.view(region)
+        return view is not None and self._share.is_pinned(view)
 
 
-def _part(x: Array, job: Job, side: int, origin: Box) -> Array:
+def _lines_at(end: End, part: Slice, is_pinned: bool) -> tuple[int, int] | None:
+    """Return where the lines of a slice are in pinned memory of the caller's, and their pitch.
+
+    None if they pass the ring.
+    """
+    view = end.view(part.box) if is_pinned else None
+    if view is None or not is_copied_directly(part.turned(view)):
+        return None
+    return lines_of(part.turned(view))
+
+
+def _region(x: Source, job: Job, side: int, origin: Box) -> Box:
     """Return what a share needs of an operand, whose axes that repeat have length 1."""
     factor = job.b if side else job.a
     axis = -1 if side else -2
     own = tuple(
         slice(0, 1) if size == 1 else part
         for size, part in zip(
-            x.shape[:-2], origin[len(origin) - 2 - (x.ndim - 2) : len(origin) - 2], strict=True
+            x.shape[:-2], origin[len(origin) - len(x.shape) : len(origin) - 2], strict=True
         )
     )
     part = slice(0, 1) if factor.repeats_size else origin[axis]
-    every = slice(None)
-    return x[(*own, every, part)] if side else x[(*own, part, every)]
+    depth = slice(0, x.shape[-2 if side else -1])
+    return (*own, depth, part) if side else (*own, part, depth)
 
 
 def _loads_before(operations: list[Load | Launch]) -> Iterator[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -52,6 +52,8 @@ class Rates:
     multiprocessors: int = 132
     device_bytes: float = 4e12  #: of the device's memory, read and written
     flops: float = 45e12
+    disk_bytes: float = math.inf  #: read and written, of operands and results in files
+    stretch_s: float = 0.0  #: to begin on a stretch of such a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ class Factor:
     batch: tuple[int, ...] = ()  #: its own batch axes; 1 where it broadcasts
     repeats_size: bool = False  #: whether the rows of a, or columns of b, are all one
     repeats_k: bool = False
+    chunk: int = 1  #: so many rows of a, or columns of b, are read as one
 
     def stored(self, size: int, k: int) -> tuple[int, int]:
         """Return what of so much of both axes there is to copy: an axis that repeats has one."""
@@ -185,6 +188,7 @@ class Launch(NamedTuple):
     c_slot: int
     is_first: bool  #: of the pieces of K of this part
     is_last: bool
+    tile: int  #: number of the part, from 0 in the order they run
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -266,9 +270,20 @@ class Schedule:
         """Bytes that come back."""
         return self.job.matrices * self.job.m * self.job.n * self.job.sum_itemsize
 
-    def operations(self) -> Iterator[Load | Launch]:
-        """Yield loads and launches, each load before the launches that need it."""
-        return self._corner() if self.order == "corner" else self._lines()
+    def operations(self, done: Collection[int] = ()) -> Iterator[Load | Launch]:
+        """Yield loads and launches, each load before the launches that need it.
+
+        Without what is for tiles alone that are ``done``.
+        """
+        if self.order != "corner":
+            return self._lines(done)
+        return self._corner_without(done) if done else self._corner()
+
+    def tiles(self) -> Iterator[tuple[int, Box]]:
+        """Yield the number and the place of each part of C that is computed as one."""
+        for each in self.operations():
+            if isinstance(each, Launch) and each.is_last:
+                yield each.tile, each.c
 
     def layout(self, launch: Launch, side: Literal[0, 1]) -> Layout:
         """Return how a launch finds its part of a (0) or b (1)."""
@@ -312,6 +327,8 @@ class Schedule:
             "the bus": max(read, written) / rates.bus_bytes,
             "the host's memory": (read + written * (1 + self.job.is_fresh)) / rates.host_bytes,
             "hand-offs between threads": self.launches * rates.launch_s,
+            "the disk": (read + written) / rates.disk_bytes,
+            "short stretches of the files": self._stretches() * rates.stretch_s,
         }
         limit = max(bounds, key=lambda name: bounds[name])
         first = sum(
@@ -320,7 +337,7 @@ class Schedule:
         # Nothing is computed while the first panels come, and nothing else while the last part of C
         # leaves; and a lone buffer is not filled while it is read, or emptied while it is written.
         last = self.job.c_store(self.tile_m, self.tile_n).nbytes * self.at_once
-        alone = (first + last) / rates.bus_bytes
+        alone = (first + last) / min(rates.bus_bytes, rates.disk_bytes)
         lines = count(self.job.m, self.tile_m), count(self.job.n, self.tile_n)
         if self.order == "corner":  # each panel brings more work than the one before it
             alone += bounds["compute"] / min(3, max(lines))
@@ -342,15 +359,36 @@ class Schedule:
         job = self.job
         each_a, each_b = job.a.nbytes(job.m, job.k), job.b.nbytes(job.n, job.k)
         count_a, count_b = (max(math.prod(x.batch), 1) for x in (job.a, job.b))
-        rows, columns = count(job.m, self.tile_m), count(job.n, self.tile_n)
+        a_passes, b_passes = self._passes()
+        read = each_a * count_a * a_passes + (0 if job.is_gram else each_b * count_b * b_passes)
+        return read, self.written_bytes
+
+    def _passes(self) -> tuple[int, int]:
+        """Return how often each operand is read; what goes back and forth counts whole."""
+        rows, columns = count(self.job.m, self.tile_m), count(self.job.n, self.tile_n)
         a_passes = b_passes = 1
         if self.order != "corner":
             if self.pieces > 1 or (self.order == "columns" and self.a_slots < rows):
                 a_passes = columns
             if self.pieces > 1 or (self.order == "rows" and self.b_slots < columns):
                 b_passes = rows
-        read = each_a * count_a * a_passes + (0 if job.is_gram else each_b * count_b * b_passes)
-        return read, self.written_bytes
+        return a_passes, b_passes
+
+    def _stretches(self) -> int:
+        """Return in how many stretches operands in files are read, and a result is written."""
+        job = self.job
+        columns = count(job.n, self.tile_n)
+        found = job.matrices * (count(job.m, self.tile_m) if columns == 1 else job.m * columns)
+        for x, tile, passes in zip(
+            (job.a, job.b), (self.tile_m, self.tile_n), self._passes(), strict=True
+        ):
+            panels = count(x.size, tile)
+            if x.along_k:
+                each = panels if self.pieces == 1 else x.size * self.pieces
+            else:
+                each = self.pieces if panels == 1 else job.k * panels
+            found += max(math.prod(x.batch), 1) * passes * each
+        return found
 
     def _first_stores(self) -> list[Store]:
         job = self.job
@@ -373,15 +411,14 @@ class Schedule:
     def _corner(self) -> Iterator[Load | Launch]:
         job = self.job
         rows, columns = list(cuts(job.m, self.tile_m)), list(cuts(job.n, self.tile_n))
-        c_slot = itertools.count()
+        number = itertools.count()
         at = tuple(slice(0, 1) for _ in job.batch)
 
         def launch(these: list[slice], those: list[slice]) -> Launch:
             down, across = _joined(these), _joined(those)
-            slot = next(c_slot) % self.c_slots
-            return Launch(
-                0, down.start, 0, across.start, (*at, down, across), job.k, slot, True, True
-            )
+            c, tile = (*at, down, across), next(number)
+            slot = tile % self.c_slots
+            return Launch(0, down.start, 0, across.start, c, job.k, slot, True, True, tile)
 
         if job.is_gram:
             for i, part in enumerate(rows):
@@ -411,14 +448,33 @@ class Schedule:
                     yield launch(strip, [part])
             done[side] += 1
 
-    def _lines(self) -> Iterator[Load | Launch]:
+    def _corner_without(self, done: Collection[int]) -> Iterator[Load | Launch]:
+        """Yield the launches of tiles that are not done, and the panels that these need."""
+        operations = list(self._corner())
+        left = [each for each in operations if isinstance(each, Launch) and each.tile not in done]
+        for each in operations:
+            if isinstance(each, Launch):
+                if each.tile not in done:
+                    yield each
+                continue
+            x = self.job.b if each.side else self.job.a
+            stop = each.at + (x.size if x.repeats_size else _length(each.box[-2:][each.side]))
+            sides = (0, 1) if self.job.is_gram else (each.side,)
+            parts = (launch.c[-2:][side] for launch in left for side in sides)
+            if any(part.start < stop and each.at < part.stop for part in parts):
+                yield each
+
+    def _lines(self, done: Collection[int]) -> Iterator[Load | Launch]:
         job = self.job
         rows, columns = list(cuts(job.m, self.tile_m)), list(cuts(job.n, self.tile_n))
         pieces = list(cuts(job.k, self.tile_k)) or [slice(0, 0)]
         slots = (_Slots(self.a_slots), _Slots(self.b_slots))
+        number = itertools.count()
         launches = tiles = 0
         for at in batch_slices(job.batch, self.at_once):
             for i, j in self._tiles(len(rows), len(columns)):
+                if (tile := next(number)) in done:
+                    continue
                 for p, piece in enumerate(pieces):
                     used = []
                     for side, x, part in ((0, job.a, rows[i]), (1, job.b, columns[j])):
@@ -438,6 +494,7 @@ class Schedule:
                         tiles % self.c_slots,
                         p == 0,
                         p == len(pieces) - 1,
+                        tile,
                     )
                     launches += 1
                 tiles += 1
@@ -528,6 +585,11 @@ class _Slots:
 def _strips(parts: list[slice]) -> Iterator[list[slice]]:
     for start in range(0, len(parts), _STRIP):
         yield parts[start : start + _STRIP]
+
+
+def _length(part: slice) -> int:
+    length: int = part.stop - part.start
+    return length
 
 
 def _joined(parts: list[slice]) -> slice:

@@ -45,6 +45,10 @@ class Output(Protocol):
 
     nbytes: int
 
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """What is written as one, along the axes that boxes have; None if anything may be."""
+
     def write(self, box: Box, values: NDArray[Any]) -> None: ...
 
     def holds(self, box: Box) -> bool:
@@ -214,6 +218,11 @@ class Target:
                 f"{self.name} is {x.name}, or shares its memory or file, and is written while "
                 "that is read; give the result a place of its own"
             )
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether any stretch of it can be written: it has no chunks."""
+        return self.kind in ("npy", "hdf5")
 
     @property
     def part(self) -> Path | None:

@@ -118,6 +118,16 @@ class FlatFile:
                 at, start, run = at + count, start + count, run - count
         return self.view(box, buffer)
 
+    def read_into(self, box: Box, into: NDArray[Any]) -> None:
+        """Copy a box into an array of its shape, in the machine's byte order, of any strides."""
+        if not (into.flags.f_contiguous if self.is_fortran else into.flags.c_contiguous):
+            np.copyto(into, self.read(box, np.empty(into.nbytes, np.uint8)))
+            return
+        order: Any = "F" if self.is_fortran else "C"
+        self.read(box, into.reshape(-1, order=order).view(np.uint8))
+        if not self.dtype.isnative:
+            into.byteswap(inplace=True)
+
     def view(self, box: Box, buffer: NDArray[np.uint8]) -> NDArray[Any]:
         """Return the box that was read into ``buffer`` before."""
         shape = tuple(part.stop - part.start for part in box)
@@ -230,6 +240,8 @@ def mapped_file(x: np.memmap[Any, Any], operand: str) -> FlatFile | None:
 
 class FlatOutput:
     """An output in the making, in a part file that has its final size and header already."""
+
+    chunks: None = None  #: any stretch can be written
 
     def __init__(
         self, part: Path, final: Path, grid: tuple[int, ...], dtype: np.dtype[Any], offset: int

@@ -148,7 +148,7 @@ def recorded(path: Path | None) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8") as file:
             said = json.loads(file.readline())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}
 

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from numpy.typing import NDArray
 
 from .. import _memory
 from .._cpu import OnCpu, held_per_element, new_sum
-from .._devices import device_names
-from .._operand import Operand
+from .._devices import device_names, machine_for
+from .._operand import Operand, result_shape
 from .._plan import Plan, make_plan
 from .._request import IN_HOST_MEMORY, request
-from ..errors import BudgetError, DeviceError
+from ..errors import BudgetError, DeviceError, DTypeError
 from .choice import choose_schedule, least_budget
 from .cuts import divisor, even
 from .files import FileOperand, Matrix, Target, open_matrix
+from .flat import FlatFile
 from .journal import recorded
-from .schedule import Job, Schedule, Side, batch_slices, whole_schedule
+from .schedule import Job, Schedule, Side, Tiling, whole_schedule
 from .stores import COPIES, LARGEST_PART, Layout
 
-__all__ = ["OnFiles", "layout_of", "part_bytes_of", "plan_files", "plan_onto", "plan_paths"]
+if TYPE_CHECKING:
+    from .._request import Request
+    from .._streamed import Machine
+    from .account import Account
+    from .files import Output
+    from .journal import Journal
+
+__all__ = ["OnFiles", "how_of", "layout_of", "plan_files", "plan_onto", "plan_paths"]
 
 #: Products of fewer multiplications, about a second's work, run as one call where they fit: their
 #: bits are np.matmul's. Longer ones are cut, to read and write beside, and to answer an interrupt.
@@ -41,6 +49,20 @@ class OnFiles:
 
     schedule: Schedule | None  #: None where the result has no elements
     in_memory: OnCpu  #: how what has been read whole is multiplied
+
+    @property
+    def part_bytes(self) -> int:
+        """How much is moved to or from chunks at a time."""
+        return _part_bytes(LARGEST_PART if self.schedule is None else self.schedule.budget_bytes)
+
+    def execute(
+        self, plan: Plan, a: Matrix, b: Matrix, output: Output, journal: Journal, account: Account
+    ) -> None:
+        """Compute the tiles that are not done, and record each when it is durable."""
+        from .cpu_pipeline import execute
+
+        assert self.schedule is not None
+        execute(plan, self.schedule, a, b, output, journal, account)
 
     def multiply(
         self, plan: Plan, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None
@@ -79,19 +101,65 @@ def plan_files(
     ShapeError, DTypeError, OptionError, BudgetError, DeviceError
         As `multiply_files` does.
     """
-    for name in () if devices is None else device_names(devices):
-        if name != "cpu":
+    names = None if devices is None else device_names(devices)
+    left, right = (Operand.of(x)._replace(where="file") for x in (a, b))
+    asked = request(
+        left, right, IN_HOST_MEMORY, dtype=dtype, memory=memory, precision=precision, verify=verify
+    )
+    machine = _machine(left, right, names, memory)
+    if machine is None:
+        return _plan_on_cpu(asked, a, b, is_flat)
+    on_gpu = None
+    try:
+        on_gpu = _plan_on_gpus(asked, machine, a, b, is_flat)
+    except (BudgetError, DeviceError, DTypeError):  # no room there, or no kernel
+        if not machine.is_offer:
+            raise
+    if on_gpu is not None and not machine.is_offer:
+        return on_gpu
+    on_cpu = _plan_on_cpu(asked, a, b, is_flat)
+    if on_gpu is None:
+        return on_cpu
+    from .._streamed import faster
+
+    return faster(on_gpu, on_cpu, machine)
+
+
+def _machine(
+    left: Operand, right: Operand, names: tuple[str, ...] | None, memory: Any
+) -> Machine | None:
+    """Return the GPUs that may multiply two files, or None for the CPU alone."""
+    batch, m, n, k, _ = result_shape(left, right)
+    x, y = (operand._replace(where="memory") for operand in (left, right))
+    machine = machine_for(x, y, names, memory)
+    return None if 0 in (*batch, m, n, k) else machine  # nothing is multiplied then
+
+
+def _plan_on_gpus(
+    asked: Request, machine: Machine, a: Matrix | Operand, b: Matrix | Operand, is_flat: bool
+) -> Plan:
+    for x, file in ((asked.a, a), (asked.b, b)):
+        if _batch_is_inside(x):
             raise DeviceError(
-                f"device {name!r} was asked for, and this version multiplies files on the CPU; "
-                "leave it out, or give memory maps (np.load with mmap_mode='r') to matmul"
+                f"{getattr(file, 'name', x)} is a stack in Fortran order, whose matrices lie "
+                "inside one another, so that a GPU would read it element by element; leave "
+                "devices out, or write the stack in C order"
             )
-    budget = _memory.parse_budget(memory)
+    from .device_files import plan_files_on_gpus
+
+    is_gram = (
+        isinstance(a, FlatFile)
+        and isinstance(b, FlatFile)
+        and (a.stamp, a.offset) == (b.stamp, b.offset)
+    )
+    return plan_files_on_gpus(asked, machine, a, b, is_flat=is_flat, is_gram=is_gram)
+
+
+def _plan_on_cpu(asked: Request, a: Matrix | Operand, b: Matrix | Operand, is_flat: bool) -> Plan:
+    budget = asked.memory_bytes
     if budget is None:
         budget = _default_budget()
-    left, right = (Operand.of(x)._replace(where="file") for x in (a, b))
-    plan = make_plan(
-        request(left, right, IN_HOST_MEMORY, dtype=dtype, precision=precision, verify=verify)
-    )
+    plan = make_plan(asked._replace(memory_bytes=None))
     assert isinstance(plan.how, OnCpu)
     in_memory = plan.how
     job = _job(plan, a, b, budget, is_flat)
@@ -136,10 +204,9 @@ def layout_of(plan: Plan, a: Matrix, b: Matrix) -> Layout:
     grid = plan.shape
     chunks = (*plan.batch, plan.m, plan.n)
     if plan.schedule is not None:
-        job = plan.schedule.job
-        grid = (*job.batch, job.m, job.n)
-        if len(job.batch) == rank:
-            chunks = _chunks(plan)
+        grid = plan.schedule.grid
+        if len(grid) - 2 == rank:
+            chunks = _chunks(plan, plan.schedule)
     formats = [getattr(getattr(x, "store", None), "metadata", None) for x in (a, b)]
     return Layout(
         shape=plan.shape,
@@ -151,29 +218,38 @@ def layout_of(plan: Plan, a: Matrix, b: Matrix) -> Layout:
     )
 
 
-def part_bytes_of(plan: Plan) -> int:
-    """Return how much is moved to or from chunks at a time."""
-    budget = LARGEST_PART if plan.schedule is None else plan.schedule.budget_bytes
-    return _part_bytes(budget)
+class HowOfFiles(Protocol):
+    """What `Plan.how` is of a product of files: `OnFiles`, or `OnGpuFiles`."""
+
+    @property
+    def part_bytes(self) -> int:
+        """How much is moved to or from chunks at a time."""
+
+    def execute(
+        self, plan: Plan, a: Matrix, b: Matrix, output: Output, journal: Journal, account: Account
+    ) -> None:
+        """Compute the tiles that are not done, and record each when it is durable."""
+
+
+def how_of(plan: Plan) -> HowOfFiles:
+    """Return how a product of files is multiplied."""
+    return cast(HowOfFiles, plan.how)
 
 
 def _part_bytes(budget: int) -> int:
     return max(min(budget // _PART_SHARE, LARGEST_PART), 1)
 
 
-def _chunks(plan: Plan) -> tuple[int, ...]:
+def _chunks(plan: Plan, schedule: Tiling) -> tuple[int, ...]:
     """Return chunks that no two parts of tiles share: about square, and of some MiB at most."""
-    schedule = plan.schedule
-    assert schedule is not None
-    job, inner = schedule.job, schedule.inner if not schedule.is_whole else None
-    tile_m, tile_n = (inner.tile_m, inner.tile_n) if inner else (job.m, job.n)
-    most = max(min(_part_bytes(schedule.budget_bytes), _LARGEST_CHUNK) // plan.dtype.itemsize, 1)
-    columns = _chunk(job.n, tile_n, max(math.isqrt(most), most // job.m))
-    rows = _chunk(job.m, tile_m, most // columns)
-    batch = [1] * len(job.batch)
+    *_, m, n = schedule.grid
+    *at, part_m, part_n = schedule.parts
+    most = max(min(how_of(plan).part_bytes, _LARGEST_CHUNK) // plan.dtype.itemsize, 1)
+    columns = _chunk(n, part_n, max(math.isqrt(most), most // m))
+    rows = _chunk(m, part_m, most // columns)
+    batch = [1] * len(at)
     if batch:
-        step = next(batch_slices(job.batch, schedule.at_once))[-1].stop
-        batch[-1] = _chunk(job.batch[-1], step, max(most // (rows * columns), 1))
+        batch[-1] = _chunk(schedule.grid[-3], at[-1], max(most // (rows * columns), 1))
     return (*batch, rows, columns)
 
 
@@ -182,11 +258,19 @@ def _chunk(size: int, part: int, most: int) -> int:
 
 
 def plan_onto(
-    out: FileOperand, a: Matrix, b: Matrix, *, memory: Any, verify: bool, **options: Any
+    out: FileOperand,
+    a: Matrix,
+    b: Matrix,
+    *,
+    memory: Any,
+    devices: Any,
+    verify: bool,
+    **options: Any,
 ) -> tuple[Plan, Target]:
     """Return the plan for an output that is to be written there, and where that is.
 
-    Without ``memory`` it has the budget of what an earlier run has begun.
+    Without ``memory`` it has the budget of what an earlier run has begun, without ``devices`` its
+    devices.
 
     Raises
     ------
@@ -198,11 +282,22 @@ def plan_onto(
     target = Target.of(out, verify)
     for x in (a, b):
         target.check_apart(x)
+    before = recorded(target.journal_path)
     if memory is None:
-        memory = recorded(target.journal_path).get("budget_bytes")
-    is_flat = target.kind in ("npy", "hdf5")
-    plan = plan_files(a, b, memory=memory, verify=verify, is_flat=is_flat, **options)
-    return plan, target
+        memory = before.get("budget_bytes")
+    begun_on = before.get("device") if devices is None else None
+    if isinstance(begun_on, str):
+        devices = begun_on.split(", ")
+    options |= {"memory": memory, "devices": devices, "verify": verify}
+    try:
+        return plan_files(a, b, is_flat=target.is_flat, **options), target
+    except DeviceError as error:
+        if begun_on is not None:
+            error.add_note(
+                f"{target.part} was begun there; remove it and {target.journal_path} to begin anew "
+                "elsewhere"
+            )
+        raise
 
 
 def plan_paths(
@@ -214,7 +309,7 @@ def plan_paths(
             return plan_files(left, right, verify=verify, **options)
         plan, target = plan_onto(out, left, right, verify=verify, **options)
         if target.kind == "store":  # looks at its shape and dtype
-            target.reopen(layout_of(plan, left, right), part_bytes_of(plan))
+            target.reopen(layout_of(plan, left, right), how_of(plan).part_bytes)
         return plan
 
 

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from .._memory import format_bytes
 from .cuts import count, cuts, divisor, even
@@ -24,9 +24,12 @@ __all__ = [
     "Side",
     "Step",
     "Tiles",
+    "Tiling",
     "batch_slices",
     "choose_tiles",
+    "everything",
     "pick",
+    "sizes",
     "whole_schedule",
 ]
 
@@ -114,6 +117,43 @@ class Job:
         return self.product_bytes + 2 * self.out_itemsize
 
 
+class Tiling(Protocol):
+    """How a product of files is cut, whoever computes it: what is recorded tile by tile."""
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The shape that places of tiles refer to: batch, rows, columns of C."""
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """What is written as one begins at multiples of these, along each axis of the grid."""
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """What is multiplied at a time, of m, n and k."""
+
+    @property
+    def tile_count(self) -> int: ...
+
+    @property
+    def read_bytes(self) -> int: ...
+
+    @property
+    def written_bytes(self) -> int: ...
+
+    @property
+    def held_bytes(self) -> int: ...
+
+    @property
+    def budget_bytes(self) -> int: ...
+
+    def tiles(self) -> Iterator[tuple[int, Box]]:
+        """Yield each tile of C, by number and place."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain numbers and strings; equal ones number the same tiles."""
+
+
 class Panel(NamedTuple):
     """A panel of an operand: which part of it, in which buffer, and whether it is read anew."""
 
@@ -153,6 +193,31 @@ class Schedule:
     budget_bytes: int
     at_once: int = 1  #: matrices of the batch in one tile; more than one only where tiles are whole
     is_whole: bool = False  #: whether all is in memory at once and multiplied as `matmul` does
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The shape that places of tiles refer to."""
+        return (*self.job.batch, self.job.m, self.job.n)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """What is written as one begins at multiples of these, along each axis of the grid."""
+        if self.is_whole:
+            return self.grid
+        at = next(self._batch_slices())
+        return (*(part.stop for part in at), self.inner.tile_m, self.inner.tile_n)
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """What is multiplied at a time, of m, n and k."""
+        return self.tile_m, self.tile_n, self.tile_k
+
+    def tiles(self) -> Iterator[tuple[int, Box]]:
+        """Yield each tile of C, by number and place."""
+        if self.is_whole:
+            yield 0, everything(self.grid)
+            return
+        yield from ((step.tile, step.c) for step in self.steps() if step.is_last)
 
     @property
     def inner(self) -> Tiles:
@@ -196,6 +261,8 @@ class Schedule:
     @property
     def tile_count(self) -> int:
         """Number of tiles of C."""
+        if self.is_whole:
+            return 1
         return self._rows * self._columns * sum(1 for _ in self._batch_slices())
 
     @property
@@ -426,6 +493,16 @@ def pick(at: Box, batch: tuple[int, ...]) -> Box:
     """
     own = at[len(at) - len(batch) :]
     return tuple(slice(0, 1) if n == 1 else part for n, part in zip(batch, own, strict=True))
+
+
+def everything(shape: tuple[int, ...]) -> Box:
+    """Return the box of all elements."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def sizes(box: Box) -> tuple[int, ...]:
+    """Return the shape of a box."""
+    return tuple(part.stop - part.start for part in box)
 
 
 class _Slots:

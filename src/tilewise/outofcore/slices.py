@@ -1,87 +1,187 @@
-"""Slices of host arrays: what one thread copies at a time, and where on a device it goes.
+"""Slices of operands and results: what one thread copies at a time, and where on a device it goes.
 
-Pure but for views; who copies is ``device_pipeline``.
+Whoever has the elements is a `Source` or a `Sink`: a `HostArray`, or a file (``device_files``). Who
+copies is ``device_pipeline``.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .device_schedule import Store
 from .schedule import Box
+from .stores import parts
 
-__all__ = ["Slice", "is_copied_directly", "lines_of", "named", "packed", "slices"]
+__all__ = [
+    "End",
+    "HostArray",
+    "Sink",
+    "Slice",
+    "Source",
+    "is_copied_directly",
+    "lines_of",
+    "named",
+    "shifted",
+    "slices",
+]
 
 Array = NDArray[Any]
+
+
+class End(Protocol):
+    """Where elements come from, or go to."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """What is read or written as one, which slices do not cut; None if anything may be."""
+
+    def view(self, box: Box, /) -> Array | None:
+        """Return a part as it lies in memory; None where it does not."""
+
+
+class Source(End, Protocol):
+    """An operand; several threads read it at a time."""
+
+    def read_into(self, box: Box, into: Array, /) -> None:
+        """Copy a part into an array of its shape, in the machine's byte order, of any strides."""
+
+
+class Sink(End, Protocol):
+    """A result; several threads write to it at a time."""
+
+    def write(self, box: Box, values: Array, /) -> None: ...
+
+    def finish(self, tile: int, /) -> None:
+        """Take note that all of a tile was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostArray:
+    """Elements in host memory, a `Source` or a `Sink`."""
+
+    array: Array
+    chunks: None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    def view(self, box: Box) -> Array:
+        part: Array = self.array[box]
+        return part
+
+    def read_into(self, box: Box, into: Array) -> None:
+        np.copyto(into, self.array[box])
+
+    def write(self, box: Box, values: Array) -> None:
+        np.copyto(self.array[box], values)
+
+    def finish(self, tile: int) -> None:
+        """Nothing is to be done when it is there."""
 
 
 class Slice(NamedTuple):
     """A part of a panel, or of a tile of C, that one thread copies."""
 
-    host: Array  #: the view of the operand or result, its last two axes lines and width
-    place: int  #: on the device
+    box: Box  #: of the operand or result
+    is_turned: bool  #: whether lines are its last axis
+    shape: tuple[int, ...]  #: with lines before what they are made of
+    places: tuple[int, ...]  #: on the device, of stretches of lines that follow each other
     pitch: int
-
-    lines: int
+    lines: int  #: in each stretch
     width_bytes: int
 
+    def packed(self, memory: NDArray[np.uint8], dtype: np.dtype[Any]) -> Array:
+        """Return what has its lines end to end in pinned memory, with the axes of the box.
 
-def slices(host: Array, base: int, store: Store, most_bytes: int) -> Iterator[Slice]:
-    """Cut a view, its last axes lines and width, into slices whose lines follow on the device."""
-    item = host.dtype.itemsize
-    width = host.shape[-1]
-    most_lines = most_bytes // max(width * item, 1)
-    parts: Iterator[Box]
-    if most_lines > 0:
-        parts = ((*box, slice(0, width)) for box in _boxes(host.shape[:-1], most_lines))
-    else:
-        step = max(most_bytes // item, 1)
-        parts = (
-            (*box, slice(at, min(at + step, width)))
-            for box in _boxes(host.shape[:-1], 1)
-            for at in range(0, width, step)
-        )
-    for box in parts:
-        matrix = 0
-        for size, part in zip(host.shape[:-2], box[:-2], strict=True):
-            matrix = matrix * size + part.start
-        line = matrix * store.lines + box[-2].start
-        cut = host[box]
+        In the machine's byte order.
+        """
+        dtype = dtype.newbyteorder("=")
+        lines: Array = memory[: math.prod(self.shape) * dtype.itemsize].view(dtype)
+        return self.turned(lines.reshape(self.shape))
+
+    def turned(self, x: Array) -> Array:
+        """Return an array with the axes of the box as one with lines before the last axis, or back.
+
+        A view.
+        """
+        return x.swapaxes(-1, -2) if self.is_turned else x
+
+    def copies(self, address: int, pitch: int) -> Iterator[tuple[int, int]]:
+        """Yield where each stretch is on the device, and where in host memory."""
+        for i, place in enumerate(self.places):
+            yield place, address + i * self.lines * pitch
+
+
+def slices(
+    end: End, region: Box, is_turned: bool, base: int, store: Store, most_bytes: int
+) -> Iterator[Slice]:
+    """Cut a part of an operand or result into slices.
+
+    Parameters
+    ----------
+    end : End
+    region : Box
+        Which part.
+    is_turned : bool
+        Whether its last axis is the lines of ``store``, and not what they are made of.
+    base : int
+        Where on the device the part begins.
+    store : Store
+    most_bytes : int
+        Of a slice, unless one chunk has more.
+    """
+    item = end.dtype.itemsize
+    chunks = end.chunks or (1,) * len(region)
+    if is_turned:
+        region, chunks = _swapped(region), _swapped(chunks)
+    *lead, lines, width = region
+    for box in parts(region, chunks, max(most_bytes // item, 1)):
+        shape = tuple(part.stop - part.start for part in box)
+        matrices = [0]
+        for whole, part in zip(lead, box[:-2], strict=True):
+            size, first = whole.stop - whole.start, part.start - whole.start
+            inner = range(first, first + part.stop - part.start)
+            matrices = [i * size + j for i, j in itertools.product(matrices, inner)]
+        first, own_lines = box[-2].start - lines.start, shape[-2]
+        if own_lines == store.lines and matrices[-1] - matrices[0] == len(matrices) - 1:
+            own_lines *= len(matrices)
+            del matrices[1:]
+        start = base + (box[-1].start - width.start) * item
         yield Slice(
-            cut,
-            base + line * store.pitch + box[-1].start * item,
+            _swapped(box) if is_turned else box,
+            is_turned,
+            shape,
+            tuple(start + (i * store.lines + first) * store.pitch for i in matrices),
             store.pitch,
-            math.prod(cut.shape[:-1]),
-            cut.shape[-1] * item,
+            own_lines,
+            shape[-1] * item,
         )
 
 
-def _boxes(sizes: Sequence[int], most: int) -> Iterator[Box]:
-    """Cut an array into boxes of at most ``most`` elements that are contiguous in C order."""
-    if not sizes:
-        yield ()
-        return
-    inner = math.prod(sizes[1:])
-    whole = tuple(slice(0, size) for size in sizes[1:])
-    if inner <= most:
-        step = max(most // max(inner, 1), 1)
-        for start in range(0, sizes[0], step):
-            yield (slice(start, min(start + step, sizes[0])), *whole)
-    else:
-        for start in range(sizes[0]):
-            for rest in _boxes(sizes[1:], most):
-                yield (slice(start, start + 1), *rest)
-
-
-def packed(memory: NDArray[np.uint8], like: Array) -> Array:
-    """Return a contiguous array in pinned memory, in the machine's byte order."""
-    dtype = like.dtype.newbyteorder("=")
-    return memory[: like.size * dtype.itemsize].view(dtype).reshape(like.shape)
+def shifted(box: Box, region: Box) -> Box:
+    """Return a box within a region as one of what the region is a part of."""
+    return tuple(
+        slice(outer.start + part.start, outer.start + part.stop)
+        for outer, part in zip(region, box, strict=True)
+    )
 
 
 def is_copied_directly(x: Array) -> bool:
@@ -102,3 +202,7 @@ def lines_of(x: Array) -> tuple[int, int]:
 def named(name: str, box: Box) -> str:
     """Return a part of an array as one would write it."""
     return f"{name}[{', '.join(f'{part.start}:{part.stop}' for part in box)}]"
+
+
+def _swapped(x: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*x[:-2], x[-1], x[-2])

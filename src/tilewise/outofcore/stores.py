@@ -124,10 +124,14 @@ class StoreMatrix:
             If the store raised something, naming the chunk it was about.
         """
         into = self.view(box, buffer)
+        self.read_into(box, into)
+        return into
+
+    def read_into(self, box: Box, into: NDArray[Any]) -> None:
+        """Copy a box into an array of its shape, of any strides and byte order."""
         for part in parts(box, self.chunks, self.part_bytes // self.dtype.itemsize):
             into[_within(part, box)] = self._fetch(part)
             release(self.store)
-        return into
 
     def view(self, box: Box, buffer: NDArray[np.uint8]) -> NDArray[Any]:
         """Return the box that was read into ``buffer`` before."""
@@ -248,7 +252,7 @@ class StoreOutput:
         self.nbytes = math.prod(layout.shape) * layout.dtype.itemsize
         self.part_bytes = part_bytes
         self._name, self._added = name, layout.added
-        self._chunks = widened(chunks_of(store), layout.added)
+        self.chunks = widened(chunks_of(store), layout.added)
         if tuple(store.shape) != layout.shape:
             raise ShapeError(f"{name} has shape {tuple(store.shape)}, the result {layout.shape}")
         if np.dtype(store.dtype).newbyteorder("=") != layout.stored_dtype:
@@ -256,7 +260,7 @@ class StoreOutput:
 
     def write(self, box: Box, values: NDArray[Any]) -> None:
         """Write the values of a box."""
-        for part in parts(box, self._chunks, self.part_bytes // self.dtype.itemsize):
+        for part in parts(box, self.chunks, self.part_bytes // self.dtype.itemsize):
             at = _without(part, self._added)
             some = values[_within(part, box)].reshape(_sizes(at))
             if is_extension(some.dtype):  # bfloat16 and float8 are stored as raw bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -54,8 +55,11 @@ def every(job: Job, budget: int) -> Iterator[Schedule]:
     yield from itertools.chain(fitting, itertools.islice(candidates(job, budget), 40))
 
 
-def follow(schedule: Schedule) -> None:
-    """Follow a schedule on names of panels in place of numbers, as late as a device may be."""
+def follow(schedule: Schedule, done: frozenset[int] = frozenset()) -> None:
+    """Follow a schedule on names of panels in place of numbers, as late as a device may be.
+
+    Tiles that are ``done`` are there before it begins.
+    """
     job = schedule.job
     terms = np.zeros((*job.batch, job.m, job.n), np.int64)
     writes = np.zeros_like(terms)
@@ -63,7 +67,11 @@ def follow(schedule: Schedule) -> None:
     last_use: dict[tuple[int, int], int] = {}
     held: dict[int, Any] = {}  # which part of C is in a slot
     number = 0
-    for each in schedule.operations():
+    for tile, box in schedule.tiles():
+        if tile in done:
+            terms[box] = job.k
+            writes[box] = 1
+    for each in schedule.operations(done):
         if isinstance(each, Load):
             place = (each.side, each.slot)
             if each.after >= 0 or schedule.order != "corner":
@@ -114,6 +122,33 @@ def test_a_schedule_does_all_the_work_with_what_is_there(job: Job, which: int, t
     for schedule in {made[(which + i) % len(made)] for i in range(4)} if made else ():
         assert schedule.held_bytes <= budget
         follow(schedule)
+
+
+@settings(deadline=None, max_examples=80)
+@given(jobs(), st.integers(0, 10**6), st.integers(1, 60), st.randoms())
+def test_a_schedule_goes_on_where_it_was(job: Job, which: int, times: int, rng: Any) -> None:
+    made = list(every(job, least_bytes(job) * times))
+    for schedule in {made[(which + i) % len(made)] for i in range(4)} if made else ():
+        tiles = [tile for tile, _ in schedule.tiles()]
+        assert tiles == list(range(len(tiles)))
+        done = frozenset(rng.sample(tiles, rng.randint(0, len(tiles))))
+        follow(schedule, done)
+        operations = list(schedule.operations(done))
+        launched = {each.tile for each in operations if isinstance(each, Launch)}
+        assert launched == set(tiles) - done
+        assert launched or not operations, "nothing is read for nothing"
+
+
+def test_a_panel_that_no_tile_needs_is_not_read() -> None:
+    schedule = next(resident(square(40_000)))
+    tiles = list(schedule.tiles())
+    number, (rows, columns) = tiles[-1]
+    read = sum(
+        math.prod(part.stop - part.start for part in each.box)
+        for each in schedule.operations(frozenset(range(number)))
+        if isinstance(each, Load)
+    )
+    assert read == 40_000 * (rows.stop - rows.start + columns.stop - columns.start)
 
 
 @settings(deadline=None, max_examples=80)

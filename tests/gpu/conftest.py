@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import missing
-from tilewise import kernels
+from tilewise import _api, _streamed, kernels
 from tilewise.errors import DeviceError
+from tilewise.outofcore import device_choice
 from tilewise.runtime import device
 
 #: Where tests/kernels/test_compile.py puts the test kernels; a GPU machine needs no compiler then.
@@ -32,3 +33,14 @@ def built(request: pytest.FixtureRequest) -> Callable[[str], kernels.Built]:
         assert not report.failed, report.failed
     capability = device.facts(0).capability
     return lambda name: kernels.find("kernels", name, capability, BUILT)
+
+
+@pytest.fixture
+def cuts_everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Cut products of any size, which otherwise only larger ones are worth."""
+    monkeypatch.setattr(_streamed, "_STREAMED_BYTES", 0)
+    monkeypatch.setattr(device_choice, "_PANEL_BYTES", 1)
+    monkeypatch.setattr(device_choice, "_LINE_BYTES", 1)
+    _api._cached_plan.cache_clear()
+    yield
+    _api._cached_plan.cache_clear()

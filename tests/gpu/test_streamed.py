@@ -7,32 +7,23 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import tilewise as tw
-from tests.gpu.support import download, upload
+from tests.gpu.support import EXACT, INEXACT, PoolHigh, download, in_memory, random, upload
 from tests.support import exact_integers, planned, small_integers, within_bound
 from tilewise import _api, _streamed
 from tilewise._memory import parse_budget
 from tilewise._operand import Operand
 from tilewise.errors import BudgetError, DeviceError, OptionError
-from tilewise.outofcore import device_choice
 from tilewise.runtime import device, driver, pinned, streams, transfers
 from tilewise.runtime.memory import pool, workspace
 
 pytestmark = pytest.mark.gpu
-
-BF16 = np.dtype(ml_dtypes.bfloat16)
-E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
-E5M2 = np.dtype(ml_dtypes.float8_e5m2)
-INEXACT = ("float16", BF16, "float32", "float64", "complex64", "complex128", E4M3, E5M2)
-EXACT = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
 
 
 @pytest.fixture
@@ -41,29 +32,8 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture(autouse=True)
-def streams_everything(monkeypatch: Any) -> Iterator[None]:
-    """Cut products of any size, which otherwise only larger ones are worth."""
-    monkeypatch.setattr(_streamed, "_STREAMED_BYTES", 0)
-    monkeypatch.setattr(device_choice, "_PANEL_BYTES", 1)
-    monkeypatch.setattr(device_choice, "_LINE_BYTES", 1)
-    _api._cached_plan.cache_clear()
-    yield
-    _api._cached_plan.cache_clear()
-
-
-def random(rng: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    dtype = np.dtype(dtype)
-    if dtype.kind in "iub":
-        return rng.integers(0, 100, shape).astype(dtype)
-    values = rng.standard_normal(shape)
-    if dtype.kind == "c":
-        values = values + 1j * rng.standard_normal(shape)
-    return values.astype(dtype)
-
-
-def in_memory(a: Any, b: Any, **options: Any) -> Any:
-    """Return the product of device operands."""
-    return download(tw.matmul(upload(a), upload(b), **options))
+def streams_everything(cuts_everything: None) -> None:
+    """Products of any size are cut."""
 
 
 def poisoned(shape: tuple[int, ...], dtype: Any, order: Any = "C") -> Any:
@@ -85,30 +55,6 @@ def streamed(a: Any, b: Any, budget: Any, out: Any = None, **options: Any) -> An
     assert high.used_bytes() <= held + (1 << 20)
     assert high.held_bytes() <= 1.05 * parse_budget(budget) + 100e6
     return out, plan
-
-
-class PoolHigh:
-    """How much of a GPU has been in use by products at most, since this was made."""
-
-    def __init__(self, index: int = 0) -> None:
-        self._index = index
-        with device.current(index) as cuda:
-            attribute = cuda.CUmemPool_attribute
-            self._used = attribute.CU_MEMPOOL_ATTR_USED_MEM_HIGH
-            self._held = attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH
-            for each in (self._used, self._held):
-                cuda.cuMemPoolSetAttribute(pool(index).handle, each, cuda.cuuint64_t(0))
-
-    def used_bytes(self) -> int:
-        return self._asked(self._used)
-
-    def held_bytes(self) -> int:
-        """What was kept for products counts too, and what the driver takes at least."""
-        return self._asked(self._held)
-
-    def _asked(self, attribute: Any) -> int:
-        with device.current(self._index) as cuda:
-            return int(cuda.cuMemPoolGetAttribute(pool(self._index).handle, attribute)[1])
 
 
 @pytest.mark.parametrize("dtype", [*INEXACT, *EXACT], ids=str)

@@ -226,7 +226,7 @@ def test_killed_and_finished_it_has_the_same_bytes(rng: Any) -> None:
     command = ["mul", "a.npy", "b.npy", "-o", "c.npy", "--memory", "64MiB", "--devices", "cuda:0"]
     tiles = dict(tw.plan("a.npy", "b.npy", memory="64MiB", devices="cuda:0").schedule.tiles())
     before: set[int] = set()
-    for events in (30, 41):
+    for events in (20, 12):
         assert child(*command, events=events).returncode == -signal.SIGKILL
         assert not Path("c.npy").exists()
         part = np.lib.format.open_memmap("c.npy.part", mode="r")
@@ -312,9 +312,8 @@ def test_D4_D7_float64_within_a_small_budget(rng: Any) -> None:
     plan = on_gpu(save("a.npy", a), save("b.npy", b), memory=budget, progress=seen.append)
     assert seen[-1].read_bytes == plan.schedule.read_bytes
     assert seen[-1].written_bytes == 8 * n * n
-    assert (
-        plan.schedule.read_bytes <= 1.5 * 2 * n**3 / np.sqrt(budget / 8) * 8 + a.nbytes + b.nbytes
-    )
+    least = 2 * n**3 / np.sqrt(budget / 8) * 8
+    assert plan.schedule.read_bytes <= 1.5 * least + a.nbytes + b.nbytes
     c = np.load("c.npy", mmap_mode="r")
     assert within_bound(c[:60], a[:60], b, 2.0**-53)
     assert c.tobytes() == in_memory(a, b).tobytes()

@@ -23,9 +23,10 @@ from .errors import BudgetError, OptionError
 from .kernels.steps import chains
 from .numerics.dtypes import is_extension
 from .outofcore.device_choice import choose, deal, least_bytes, sample
+from .outofcore.device_job import Factor, Job, Rates
 from .outofcore.device_pipeline import Device, Share, Threads
 from .outofcore.device_pipeline import multiply as run_pipeline
-from .outofcore.device_schedule import Factor, Job, Launch, Rates, Schedule
+from .outofcore.device_schedule import Launch, Schedule
 from .outofcore.schedule import Box
 from .outofcore.slices import HostArray, Sink, Source
 
@@ -59,7 +60,7 @@ _WORTH_IT = 1 / 2
 #: What a disk reads and writes in a second, as far as a plan can know, and what it costs to begin
 #: on a stretch of a file.
 _DISK_BYTES_PER_S = 3e9
-_STRETCH_S = 2e-6
+_STRETCH_S = 1e-5
 
 _Key = tuple[Any, ...]
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 import tilewise as tw
 from tests.gpu.support import EXACT, INEXACT, PoolHigh, in_memory, random
-from tests.support import exact_integers, small_integers, within_bound
+from tests.support import small_integers, within_bound
 from tilewise import _streamed
 from tilewise._memory import parse_budget
 from tilewise.errors import BudgetError, FileError
@@ -160,12 +161,9 @@ def test_shares_of_two_devices_meet_in_one_file(rng: Any, monkeypatch: Any) -> N
             if 0 < reached.flops < reached.total_flops:
                 raise KeyboardInterrupt
 
-        try:
-            multiply_files(left, right, "c.npy", progress=stop)
-        except KeyboardInterrupt:
-            plan = multiply_files(left, right, "c.npy")
-        else:
-            plan = multiply_files(left, right, "c.npy")
+        with suppress(KeyboardInterrupt):
+            multiply_files(left, right, "c.npy", devices="cuda:0", progress=stop)
+        plan = multiply_files(left, right, "c.npy", devices="cuda:0")
         assert len(plan.schedule.streams.parts) == 2
         assert loaded(plan).tobytes() == in_memory(a, b).tobytes()
 
@@ -324,7 +322,8 @@ def test_D5_bytes_stay_bytes(rng: Any) -> None:
     seen: list[Progress] = []
     plan = on_gpu(save("x.npy", x), "x.npy:T", dtype="int32", memory="256MiB", progress=seen.append)
     assert seen[-1].read_bytes == plan.schedule.read_bytes == x.nbytes
-    assert (np.load("c.npy")[:200] == exact_integers(x[:200], x.T, "int32")).all()
+    rows = x[::200]
+    assert (np.load("c.npy")[::200] == rows.astype(float) @ x.T.astype(float)).all()
 
 
 def test_D6_D13_memory_is_flat_and_given_back(rng: Any) -> None:

@@ -20,8 +20,9 @@ from tests.outofcore.test_device_schedule import jobs
 from tilewise.errors import BudgetError, DeviceError
 from tilewise.outofcore import device_choice
 from tilewise.outofcore.device_choice import candidates, deal, resident
+from tilewise.outofcore.device_job import Factor, Job
 from tilewise.outofcore.device_pipeline import Share, Threads, multiply
-from tilewise.outofcore.device_schedule import Factor, Job, Schedule
+from tilewise.outofcore.device_schedule import Schedule
 from tilewise.outofcore.slices import HostArray
 
 
@@ -114,7 +115,7 @@ def whole(job: Job) -> Any:
 @settings(deadline=None, max_examples=60)
 @given(jobs(), st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([16, 64, 4096]))
 def test_every_schedule_gives_the_product(job: Job, which: int, seed: int, slices: int) -> None:
-    made = [*resident(job), *itertools.islice(candidates(job, 1 << 22), 60)]
+    made = [*resident(job, are_files=True), *itertools.islice(candidates(job, 1 << 22), 60)]
     schedule = made[which % len(made)]
     got, expected = run(
         schedule.job,

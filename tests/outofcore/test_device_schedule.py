@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewise.outofcore.device_choice import candidates, choose, deal, least_bytes, resident
-from tilewise.outofcore.device_schedule import Factor, Job, Launch, Load, Rates, Schedule
+from tilewise.outofcore.device_job import Factor, Job, Rates
+from tilewise.outofcore.device_schedule import Launch, Load, Schedule
 from tilewise.outofcore.schedule import pick
 
 
@@ -51,7 +52,7 @@ def jobs(draw: Any) -> Job:
 
 
 def every(job: Job, budget: int) -> Iterator[Schedule]:
-    fitting = (s for s in resident(job) if s.held_bytes <= budget)
+    fitting = (s for s in resident(job, are_files=True) if s.held_bytes <= budget)
     yield from itertools.chain(fitting, itertools.islice(candidates(job, budget), 40))
 
 
@@ -189,6 +190,24 @@ def test_a_product_with_its_own_transpose_is_read_once() -> None:
     chosen = choose(job, 120 << 30, Rates(), without_workspace)
     assert chosen is not None
     assert chosen.read_bytes == 4 * 8192**2
+    follow(replace(chosen, job=replace(job, k=1)))
+
+
+@pytest.mark.parametrize("along_k", [(True, False), (True, True), (False, False), (False, True)])
+@pytest.mark.parametrize("is_gram", [False, True])
+def test_files_that_fit_are_read_and_written_in_long_stretches(
+    along_k: tuple[bool, bool], is_gram: bool
+) -> None:
+    a = Factor(size=20_000, itemsize=4, along_k=along_k[0])
+    b = Factor(size=20_000, itemsize=4, along_k=along_k[1])
+    job = Job(batch=(), k=30_000, a=a, b=a if is_gram else b, sum_itemsize=4, is_gram=is_gram)
+    disk = Rates(disk_bytes=3e9, stretch_s=1e-5)
+    chosen = choose(job, 100 << 30, disk, lambda schedule: replace(schedule, compute_s=0.2))
+    assert chosen is not None
+    assert chosen.read_bytes == 4 * 30_000 * 20_000 * (1 if is_gram else 2)
+    assert chosen.tile_n == 20_000, "whole rows of C"
+    assert chosen.loads_first == (is_gram or not along_k[0])
+    assert chosen.tile_m < 20_000, "which are recorded part by part"
     follow(replace(chosen, job=replace(job, k=1)))
 
 

@@ -14,7 +14,8 @@ from typing import Literal
 
 from ..kernels.steps import round_up
 from .cuts import count, cuts, even
-from .device_schedule import Factor, Job, Rates, Schedule
+from .device_job import Factor, Job, Rates
+from .device_schedule import Schedule
 from .schedule import Box, batch_slices
 
 __all__ = ["candidates", "choose", "deal", "least_bytes", "resident", "sample"]
@@ -25,6 +26,8 @@ _GRAIN = 128
 #: Panels of an operand where all of it stays on the device, if both are of a size: more of them
 #: start sooner, fewer are handed over faster. Large products have time for more.
 _PANELS, _PANELS_OF_LARGE, _LARGE_BYTES = 4, 8, 1 << 30
+#: Where the other operand comes whole before the first is multiplied, so many times more of them.
+_FINER = 4
 #: Smaller panels cost more to hand over than they gain, and lines of memory shorter than the second
 #: are slow to copy on the host (docs/facts.md).
 _PANEL_BYTES, _LINE_BYTES = 32 << 20, 8 << 10
@@ -63,9 +66,11 @@ def choose(
     Notes
     -----
     Where both operands fit, they are read once, and nothing moves less; where C fits too, no launch
-    waits for the threads that bring it back.
+    waits for the threads that bring it back. Files are read in long stretches then, if need be all
+    of one before the other.
     """
-    staying = (fit(replace(s, budget_bytes=budget_bytes)) for s in resident(job))
+    are_files = rates.disk_bytes < math.inf
+    staying = (fit(replace(s, budget_bytes=budget_bytes)) for s in resident(job, are_files))
     if fitting := [s for s in staying if s is not None]:
         return min(fitting, key=lambda s: (not s.holds_c, s.seconds(rates)[0]))
     # Kernels have ways that take less workspace, or round up what they take.
@@ -171,22 +176,38 @@ def _plain(job: Job) -> Schedule:
     )
 
 
-def resident(job: Job) -> Iterator[Schedule]:
-    """Yield schedules whose operands stay on the device, if there is one matrix alone."""
+def resident(job: Job, are_files: bool = False) -> Iterator[Schedule]:
+    """Yield schedules whose operands stay on the device, if there is one matrix alone.
+
+    Of files, also such as have one operand or both whole before they begin: that is read in one
+    stretch, and so are rows of C written if all columns are multiplied at once.
+    """
     if job.matrices != 1:
         return
     a_bytes, b_bytes = job.a.nbytes(job.m, job.k), job.b.nbytes(job.n, job.k)
     skew = 1.0 if job.is_gram else math.sqrt(a_bytes / b_bytes)
     panels = _PANELS_OF_LARGE if max(a_bytes, b_bytes) > _LARGE_BYTES else _PANELS
-    a_panels, b_panels = (
-        1 if panels * s < 2 else min(round(panels * s), 4 * panels) for s in (skew, 1 / skew)
-    )
-    least_m, least_n = _least_tile(job)
-    tile_m = even(job.m, max(count(job.m, a_panels), least_m), _grain(job.a))
-    tile_n = even(job.n, max(count(job.n, b_panels), least_n), _grain(job.b))
+    least = _least_tile(job)
+
+    def tiles(panels: int) -> list[int]:
+        wanted = (1 if panels * s < 2 else min(round(panels * s), 4 * panels) for s in skews)
+        return [
+            even(x.size, max(count(x.size, parts), size), _grain(x))
+            for x, parts, size in zip((job.a, job.b), wanted, least, strict=True)
+        ]
+
+    skews = (skew, 1 / skew)
+    tile_m, tile_n = tiles(panels)
     if job.is_gram:
         tile_m = tile_n = max(tile_m, tile_n)
-    for c_slots in (1, 4, 2):  # all of C, or that many launches' parts of it
+    ways = [(tile_m, tile_n, False)]
+    if are_files:
+        tile_m, tile_n = tiles(_FINER * panels)
+        ways.append((tile_m, job.n, True))
+        if not job.is_gram:
+            ways += [(tile_m, job.n, False), (job.m, tile_n, False)]
+    for (tile_m, tile_n, loads_first), c_slots in itertools.product(ways, (1, 4, 2)):
+        # All of C, or that many launches' parts of it.
         yield replace(
             _plain(job),
             order="corner",
@@ -195,6 +216,7 @@ def resident(job: Job) -> Iterator[Schedule]:
             a_slots=1,
             b_slots=1,
             c_slots=c_slots,
+            loads_first=loads_first,
         )
 
 

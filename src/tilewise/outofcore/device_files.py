@@ -20,7 +20,8 @@ from .._memory import format_bytes
 from .._plan import Plan, make_plan
 from .._request import Request
 from .._streamed import Files, Machine, Streams, run
-from .device_schedule import Load, Rates
+from .device_job import Rates
+from .device_schedule import Load
 from .schedule import Box, sizes
 from .slices import shifted
 from .stores import COPIES

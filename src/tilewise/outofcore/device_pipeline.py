@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.steps import round_up
-from .device_schedule import Job, Launch, Load, Schedule, Store
+from .device_job import Job, Store
+from .device_schedule import Launch, Load, Schedule
 from .halt import Halt
 from .schedule import Box
 from .slices import (

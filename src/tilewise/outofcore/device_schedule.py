@@ -15,147 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from .._memory import format_bytes
-from ..kernels.steps import round_up
 from .cuts import count, cuts
+from .device_job import Job, Rates, Store
 from .schedule import Box, batch_slices, pick
 
-__all__ = [
-    "Factor",
-    "Job",
-    "Launch",
-    "Layout",
-    "Load",
-    "Rates",
-    "Schedule",
-    "Store",
-]
+__all__ = ["Launch", "Layout", "Load", "Schedule"]
 
 #: Where all panels stay, so many of them make a launch at most: longer ones keep C back.
 _STRIP = 4
-
-#: Lines of at least this many bytes begin on multiples of 128; shorter ones lie end to end.
-_PADDED_LINE = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What a machine does in a second; those of an H200 and 16 cores (docs/facts.md).
-
-    ``host_bytes`` counts what threads copy between pageable and pinned memory, both ways together,
-    and the pages of new memory that are made on the way.
-    """
-
-    bus_bytes: float = 52e9
-    host_bytes: float = 60e9
-    start_s: float = 5e-3  #: threads, streams and buffers, and giving them back
-    launch_s: float = 1e-4  #: to hand a launch and its panels from thread to thread
-    multiprocessors: int = 132
-    device_bytes: float = 4e12  #: of the device's memory, read and written
-    flops: float = 45e12
-    disk_bytes: float = math.inf  #: read and written, of operands and results in files
-    stretch_s: float = 0.0  #: to begin on a stretch of such a file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factor:
-    """What a schedule needs to know of one operand in host memory."""
-
-    size: int  #: m of a, n of b
-    itemsize: int
-    along_k: bool  #: whether neighbours along K are neighbours in memory
-    batch: tuple[int, ...] = ()  #: its own batch axes; 1 where it broadcasts
-    repeats_size: bool = False  #: whether the rows of a, or columns of b, are all one
-    repeats_k: bool = False
-    chunk: int = 1  #: so many rows of a, or columns of b, are read as one
-
-    def stored(self, size: int, k: int) -> tuple[int, int]:
-        """Return what of so much of both axes there is to copy: an axis that repeats has one."""
-        return 1 if self.repeats_size else size, 1 if self.repeats_k else k
-
-    def nbytes(self, size: int, k: int) -> int:
-        return math.prod(self.stored(size, k)) * self.itemsize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A product of host operands, as far as a schedule depends on it."""
-
-    batch: tuple[int, ...]
-    k: int
-    a: Factor
-    b: Factor
-    sum_itemsize: int  #: of C as it is on the device
-    along_n: bool = True  #: whether C is written along its rows
-    is_gram: bool = False  #: whether b is a's transpose in the same memory
-    is_fresh: bool = True  #: whether C's pages are yet to be touched
-    piece: int = 0  #: K may be cut into pieces of this; 0 where it may not
-
-    @property
-    def m(self) -> int:
-        return self.a.size
-
-    @property
-    def n(self) -> int:
-        return self.b.size
-
-    @property
-    def matrices(self) -> int:
-        return math.prod(self.batch)
-
-    @property
-    def flops(self) -> float:
-        return 2.0 * self.matrices * self.m * self.n * self.k
-
-    def panel_bytes(self, side: Literal[0, 1], size: int, k: int) -> int:
-        """Return what a panel of one matrix takes on the device."""
-        return self.store(side, size, k).nbytes
-
-    def store(self, side: Literal[0, 1], size: int, k: int, **of: Any) -> Store:
-        """Return where panels of a (0) or b (1) lie on the device."""
-        x = self.b if side else self.a
-        own, depth = x.stored(size, k)
-        lines, width = (own, depth) if x.along_k else (depth, own)
-        return Store(lines=lines, width=width, itemsize=x.itemsize, **of)
-
-    def c_store(self, rows: int, cols: int, **of: Any) -> Store:
-        """Return where a part of C lies on the device."""
-        lines, width = (rows, cols) if self.along_n else (cols, rows)
-        return Store(lines=lines, width=width, itemsize=self.sum_itemsize, **of)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
-    """A buffer on a device: slots for stacks of matrices, each of them lines of equal length."""
-
-    lines: int
-    width: int  #: elements in a line
-    itemsize: int
-    slots: int = 1
-    lead: tuple[int, ...] = ()  #: matrices in a slot
-
-    @property
-    def pitch(self) -> int:
-        """Bytes from a line to the next."""
-        nbytes = self.width * self.itemsize
-        return nbytes if nbytes < _PADDED_LINE else round_up(nbytes, 128)
-
-    @property
-    def slot_bytes(self) -> int:
-        return round_up(math.prod(self.lead) * self.lines * self.pitch, 256)
-
-    @property
-    def nbytes(self) -> int:
-        return self.slots * self.slot_bytes
-
-    def strides(self, is_turned: bool) -> tuple[int, ...]:
-        """Return the byte strides of a slot; ``is_turned`` has the lines as its last axis."""
-        step = self.lines * self.pitch
-        lead: list[int] = []
-        for size in reversed(self.lead):
-            lead.append(step)
-            step *= size
-        last = (self.itemsize, self.pitch) if is_turned else (self.pitch, self.itemsize)
-        return (*reversed(lead), *last)
 
 
 class Load(NamedTuple):
@@ -200,7 +67,8 @@ class Schedule:
     """How one GPU computes its share of a product within a budget: loads, launches, buffers.
 
     ``order`` is how the tiles of C follow each other. "corner": both operands stay, their panels
-    come in turn, and each is multiplied at once with all that is there. "rows": a panel of a stays
+    come in turn, and each is multiplied at once with all that is there; or both come whole, and
+    then tiles follow each other. "rows": a panel of a stays
     while those of b pass, back and forth; "columns" the other way round.
     """
 
@@ -214,6 +82,7 @@ class Schedule:
     c_slots: int
     budget_bytes: int
     at_once: int = 1  #: matrices of the batch in one launch; more than one only where whole
+    loads_first: bool = False  #: in a corner: whether all is there before anything is launched
     workspace_bytes: int = 0
     compute_s: float = 0.0  #: what the launches are expected to take
 
@@ -327,20 +196,21 @@ class Schedule:
             "the bus": max(read, written) / rates.bus_bytes,
             "the host's memory": (read + written * (1 + self.job.is_fresh)) / rates.host_bytes,
             "hand-offs between threads": self.launches * rates.launch_s,
-            "the disk": (read + written) / rates.disk_bytes,
-            "short stretches of the files": self._stretches() * rates.stretch_s,
+            "the files": (read + written) / rates.disk_bytes + self._stretches() * rates.stretch_s,
         }
         limit = max(bounds, key=lambda name: bounds[name])
         first = sum(
             math.prod(store.lead) * store.lines * store.pitch for store in self._first_stores()
         )
+        if limit == "the files":  # they are read all the time, the first panels among the rest
+            first = 0
         # Nothing is computed while the first panels come, and nothing else while the last part of C
         # leaves; and a lone buffer is not filled while it is read, or emptied while it is written.
         last = self.job.c_store(self.tile_m, self.tile_n).nbytes * self.at_once
         alone = (first + last) / min(rates.bus_bytes, rates.disk_bytes)
         lines = count(self.job.m, self.tile_m), count(self.job.n, self.tile_n)
         if self.order == "corner":  # each panel brings more work than the one before it
-            alone += bounds["compute"] / min(3, max(lines))
+            alone += bounds["compute"] / (1 if self.loads_first else min(3, max(lines)))
         outer = {"rows": 0, "columns": 1}.get(self.order)
         if outer is not None and (self.a_slots, self.b_slots)[outer] < min(lines[outer], 2):
             alone += (lines[outer] - 1) * first / rates.bus_bytes
@@ -382,7 +252,7 @@ class Schedule:
         for x, tile, passes in zip(
             (job.a, job.b), (self.tile_m, self.tile_n), self._passes(), strict=True
         ):
-            panels = count(x.size, tile)
+            panels = 1 if self.loads_first else count(x.size, tile)
             if x.along_k:
                 each = panels if self.pieces == 1 else x.size * self.pieces
             else:
@@ -420,6 +290,12 @@ class Schedule:
             slot = tile % self.c_slots
             return Launch(0, down.start, 0, across.start, c, job.k, slot, True, True, tile)
 
+        if self.loads_first:
+            for side, size in ((0, job.m), (1, job.n))[: 1 if job.is_gram else 2]:
+                yield self._load(side, at, slice(0, size), slice(0, job.k), 0, 0, -1)
+            for part, strip in itertools.product(rows, _strips(columns)):
+                yield launch([part], strip)
+            return
         if job.is_gram:
             for i, part in enumerate(rows):
                 yield self._load(0, at, part, slice(0, job.k), 0, part.start, -1)
@@ -527,6 +403,7 @@ class Schedule:
             "tile_n": self.tile_n,
             "tile_k": self.tile_k,
             "matrices_at_once": self.at_once,
+            "loads_first": self.loads_first,
             "pieces_of_k": self.pieces,
             "panels_of_a": self.a_slots,
             "panels_of_b": self.b_slots,
@@ -539,7 +416,11 @@ class Schedule:
     def __str__(self) -> str:
         m, n, size = self.tile_m, self.tile_n, format_bytes
         job = self.job
-        if self.order == "corner":
+        if self.loads_first:
+            tiles = f"a and b whole, then {m} x {n} of C at a time"
+            if job.is_gram:
+                tiles = f"a whole, of which b is the transpose, then {m} x {n} of C at a time"
+        elif self.order == "corner":
             b_rows = "" if job.is_gram else f", b in panels of {n} columns"
             tiles = f"a in panels of {m} rows{b_rows}, multiplied as they come"
             if job.is_gram:

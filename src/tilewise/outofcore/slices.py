@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .device_schedule import Store
+from .device_job import Store
 from .schedule import Box
 from .stores import parts
 

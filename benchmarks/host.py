@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     except DeviceError as error:
         print(f"host: not run, {error}")
         return
-    name = "host" if given.parts != ["shared"] else "host_two_gpus"
+    alone = {"budgeted": "host_budgeted", "shared": "host_two_gpus"}
+    name = alone.get(",".join(given.parts), "host")
     bench = Benchmark(name, "host arrays on GPUs, copies included, against CuPy and torch")
     if "fresh" in given.parts:
         for (m, n, k), cupy_least, torch_least in FRESH:

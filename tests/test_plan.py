@@ -139,8 +139,9 @@ def test_the_budget_decides_and_the_refusal_has_the_numbers() -> None:
 def test_a_result_that_is_checked_before_it_goes_into_out_is_held() -> None:
     a, out = shape_only(1000, 1000, dtype="float32"), np.empty((1000, 1000), np.float32)
     assert tw.plan(a, a, out=out).held_bytes == 0
-    assert tw.plan(a, a, out=out, verify=True).held_bytes == 4_000_000
-    with pytest.raises(tw.TilewiseError, match="without verify="):
+    checked = tw.plan(a, a, out=out, verify=True)
+    assert checked.held_bytes == 4_000_000 + checked.verify_bytes
+    with pytest.raises(tw.TilewiseError, match="do without verify="):
         tw.plan(a, a, out=out, verify=True, memory="1MB")
 
 

@@ -13,7 +13,7 @@ from . import _arrays, _cpu, _repeat
 from ._devices import device_names, gpu_for, machine_for
 from ._operand import Operand
 from ._plan import Plan, make_plan
-from ._request import IN_HOST_MEMORY, Request, layout, request
+from ._request import Request, layout, request
 from ._run import run_on_device, run_on_host
 from .errors import BudgetError, DTypeError, OptionError, ShapeError
 
@@ -49,7 +49,7 @@ def matmul(
         pair, and give a list.
     out : array (..., m, n), optional
         Where to write: exactly the result's shape and dtype, any strides. It may overlap an
-        operand; the result is then right all the same. Of lists, no array may overlap one of
+        operand; the result is then computed beside it. Of lists, no array may overlap one of
         another pair.
     dtype : dtype, optional
         The result's type, computed without overflow on the way: int8 matrices with
@@ -63,8 +63,10 @@ def matmul(
         By default the stream their library works on now (torch, CuPy), or CUDA's default stream.
     memory : int or str, optional
         Budget for what tilewise itself holds, on the host and on each device: the result, unless
-        ``out`` is given without ``verify``, and its workspace; on a GPU that multiplies host
-        operands, what of them is there at a time. Bytes, or text such as "2GiB" or "80%".
+        ``out`` takes it as it is computed; copies, such as of operands that ``out`` overlaps;
+        workspace; what ``verify`` takes; on a GPU that multiplies host operands, what of them is
+        there at a time. Bytes, or text such as "2GiB" or "80%", which is of the device that
+        operands are on, and otherwise of this machine's memory and of each device's.
     devices : str or list of str, optional
         "cpu", "cuda:0", or for host operands several GPUs. By default operands are multiplied
         where they are, and large ones on the host by a GPU if that is expected to be done well
@@ -116,8 +118,10 @@ def matmul(
     there = _arrays.on_device(a, b, out, stream)
     x: Any
     y: Any
+    target: Any
     if there is None:
-        x, y, target, handle = _arrays.adopt(a, "a"), _arrays.adopt(b, "b"), out, 0
+        x, y, handle = _arrays.adopt(a, "a"), _arrays.adopt(b, "b"), 0
+        target = None if out is None else _arrays.adopt(out, "out")
     else:
         x, y, target, handle = there
     made = _planned(
@@ -169,7 +173,7 @@ def gemm(
     there = _arrays.on_device(a, b, c, stream, "c")
     if there is None:
         x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
-        made = _planned(x, y, c, precision=precision, updates=True)
+        made = _planned(x, y, _arrays.adopt(c, "c"), precision=precision, updates=True)
         target = _arrays.adopt_out(c, made.shape, made.dtype, "c")
         _cpu.update(made, x, y, target, *_scalars(alpha, beta, made))
         return c
@@ -229,7 +233,8 @@ def plan(
         )
     there = _arrays.on_device(a, b, out, stream)
     if there is None:
-        x, y, target = _described(a, "a"), _described(b, "b"), out
+        x, y = _described(a, "a"), _described(b, "b")
+        target = None if out is None else _described(out, "out")
     else:
         x, y, target, _ = there
     made = _planned(
@@ -243,9 +248,8 @@ def plan(
         verify=verify,
     )
     if there is None and out is not None:
-        place = _described(out, "out")
-        if type(place) is Operand:
-            _arrays.check_out(place, made.shape, made.dtype, "out", True)
+        if type(target) is Operand:
+            _arrays.check_out(target, made.shape, made.dtype, "out", True)
         else:
             _arrays.adopt_out(out, made.shape, made.dtype, "out")
     return made
@@ -267,11 +271,10 @@ def _planned(
     names = None if devices is None else device_names(devices)
     is_on_gpu = type(x) is not np.ndarray and hasattr(x, "owner")
     machine = None if is_on_gpu or updates else machine_for(x, y, names, memory)
-    place = None
+    place, overlaps = None, (False, False)
     if out is not None:
-        # Where the result goes matters to what writes it there, or copies it: how it lies there.
-        has_layout = is_on_gpu or (machine is not None and type(out) is np.ndarray)
-        place = layout(out) if has_layout else IN_HOST_MEMORY
+        # Where the result goes matters to what writes it there: how it lies, and beside what.
+        place, overlaps = _place(out, x, y)
     asked = request(
         layout(x),
         layout(y),
@@ -282,8 +285,29 @@ def _planned(
         devices=names,
         verify=verify,
         updates=updates,
+        overlaps=overlaps,
+        whole_bytes=_whole_bytes(x, memory) if is_on_gpu else None,
     )
     return _cached_plan(asked, machine)
+
+
+def _place(out: Any, x: Any, y: Any) -> tuple[Operand, tuple[bool, bool]]:
+    """Describe where a result goes, and say whether it shares memory with each operand."""
+    if hasattr(out, "owner"):
+        return layout(out), (out.overlaps(x), out.overlaps(y))
+    if type(out) is not np.ndarray:
+        return layout(out), (False, False)
+    shared = [type(z) is np.ndarray and _arrays.overlap(out, z) for z in (x, y)]
+    return layout(out), (shared[0], shared[1])
+
+
+def _whole_bytes(x: Any, memory: Any) -> int | None:
+    """Return the memory that a share of it is of: that of the GPU where operands are."""
+    if not isinstance(memory, str):
+        return None
+    from .runtime.device import facts
+
+    return facts(x.index).memory_bytes
 
 
 @lru_cache(maxsize=4096)

@@ -67,7 +67,7 @@ class OnCpu:
     """How NumPy multiplies arrays in memory: tile by tile, or all in one call of np.matmul."""
 
     tiles: Tiles | None = None  #: None where one call does all
-    matrices_at_once: int = 0  #: of a batch
+    matrices_at_once: int = 0  #: of a batch, computed by tiles, or by BLAS apart from the result
 
     def multiply(
         self, plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epilogue = PLAIN
@@ -78,7 +78,9 @@ class OnCpu:
         """
         with np.errstate(all="ignore"):  # Inf and NaN are results here, not news
             if plan.method == "blas":
-                return np.matmul(a, b, out=out)
+                if out is None or not self.matrices_at_once:
+                    return np.matmul(a, b, out=out)
+                return self._apart(plan, a, b, out)
             return self._by_panels(plan, a, b, out, epilogue)
 
     def lines(self, plan: Plan) -> list[str]:
@@ -97,15 +99,18 @@ class OnCpu:
         sides = {"tile_m": t.tile_m, "tile_n": t.tile_n, "tile_k": t.tile_k}
         return {"tiles": {**sides, "count": t.count * math.prod(plan.batch)}}
 
+    def _apart(self, plan: Plan, a: Array, b: Array, out: Array) -> Array:
+        """Multiply by BLAS, and copy to where it cannot write, some matrices at a time."""
+        a, b, c = _as_matrices(a, b, out)
+        for at in batch_slices(plan.batch, self.matrices_at_once):
+            np.copyto(c[at], np.matmul(a[pick(at, a.shape[:-2])], b[pick(at, b.shape[:-2])]))
+        return out
+
     def _by_panels(
         self, plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epilogue
     ) -> Any:
         result = np.empty(plan.shape, plan.dtype) if out is None else out
-        c = result
-        if a.ndim == 1:
-            a, c = a[np.newaxis, :], np.expand_dims(c, -1 if b.ndim == 1 else -2)
-        if b.ndim == 1:
-            b, c = b[:, np.newaxis], np.expand_dims(c, -1)
+        a, b, c = _as_matrices(a, b, result)
         if self.tiles is None:
             total = np.matmul(
                 a.astype(plan.compute_dtype, copy=False), b.astype(plan.compute_dtype, copy=False)
@@ -138,12 +143,29 @@ def plan_cpu(plan: Plan) -> Plan:
     """Complete a plan by how the CPU carries it out; pure."""
     why: list[str] = []
     method = _choose_method(plan, why)
-    room = _WORKSPACE_BYTES
-    if plan.asked.memory_bytes is not None:
-        room = min(room, max(plan.asked.memory_bytes - plan.held_bytes, 0))
+    room, budget = _WORKSPACE_BYTES, plan.asked.memory_bytes
+    if budget is not None:
+        room = min(room, max(budget - plan.held_bytes, 0))
     tiles = None
     matrices_at_once = workspace = 0
-    if method in ("panels", "limbs", "or-and"):
+    if method == "blas" and not _is_written_by_blas(plan):
+        matrix_bytes = plan.m * plan.n * plan.dtype.itemsize
+        left = math.inf if budget is None else budget - plan.held_bytes
+        if matrix_bytes > left:
+            method = "panels"
+            why = ["memory= leaves no room for a matrix that BLAS can write: panels are copied"]
+        else:
+            matrices_at_once = max(min(room // matrix_bytes, math.prod(plan.batch)), 1)
+            workspace = matrices_at_once * matrix_bytes
+            why.append(
+                "out: strides, alignment or byte order that BLAS cannot write; a copy goes there"
+            )
+    if method == "numpy" and plan.compute_dtype.kind in "biu":
+        workspace = _small_bytes(plan)
+        if budget is not None and workspace > budget - plan.held_bytes:
+            method, workspace = "limbs", 0
+            why = ["memory= leaves no room for whole operands in the type of the sums"]
+    if method != "blas" and not workspace:
         panel_bytes, tile_bytes = held_per_element(method, plan.compute_dtype)
         tiles = choose_tiles(
             plan.m,
@@ -179,13 +201,13 @@ def plan_cpu(plan: Plan) -> Plan:
 
 def update(plan: Plan, a: Array, b: Array, c: Array, alpha: Any, beta: Any) -> None:
     """Compute ``c = alpha·a·b + beta·c``; here c may overlap an operand, which is copied then."""
-    if overlap(c, a):
-        a = a.copy()
-    if overlap(c, b):
-        b = b.copy()
     if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
         _scale(plan, c, beta)
         return
+    if overlap(c, a):
+        a = _copied(a)
+    if overlap(c, b):
+        b = _copied(b)
     assert isinstance(plan.how, OnCpu)
     plan.how.multiply(plan, a, b, c, Epilogue(alpha, beta))
 
@@ -233,7 +255,7 @@ def _scale(plan: Plan, out: Array, beta: Any) -> None:
         return
     with np.errstate(all="ignore"):
         kind = new_sum(plan, ()).dtype
-        np.copyto(out, out.astype(kind) * kind.type(beta), casting="unsafe")
+        np.multiply(out, kind.type(beta), out=out, dtype=kind, casting="unsafe")
 
 
 def held_per_element(method: Method, compute: np.dtype[Any]) -> tuple[int, int]:
@@ -243,6 +265,41 @@ def held_per_element(method: Method, compute: np.dtype[Any]) -> tuple[int, int]:
         return 6 * 8, 3 * 8
     item = max(compute.itemsize, 4)
     return 2 * item, 2 * item
+
+
+def _copied(x: Array) -> Array:
+    """Return a copy, in which an axis that is repeated still is."""
+    steps = zip(x.shape, x.strides, strict=True)
+    single = tuple(slice(0, 1) if n > 1 and not step else slice(None) for n, step in steps)
+    return np.broadcast_to(x[single].copy(), x.shape)
+
+
+def _as_matrices(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
+    """Return vectors, and the result of them, as the matrices they are multiplied as."""
+    if a.ndim == 1:
+        a, c = a[np.newaxis, :], np.expand_dims(c, -1 if b.ndim == 1 else -2)
+    if b.ndim == 1:
+        b, c = b[:, np.newaxis], np.expand_dims(c, -1)
+    return a, b, c
+
+
+def _is_written_by_blas(plan: Plan) -> bool:
+    """Say whether the place of the result, if there is one, is as BLAS writes it."""
+    out = plan.asked.out
+    if out is None or out.shape != plan.shape or 0 in plan.shape:
+        return True
+    return out.as_result(plan.a, plan.b, plan.batch).is_plain
+
+
+def _small_bytes(plan: Plan) -> int:
+    """Return what one call of np.matmul takes besides operands and result: all in one type."""
+    kind = plan.compute_dtype
+    converted = sum(
+        x.nbytes // x.dtype.itemsize * kind.itemsize
+        for x, dtype in zip((plan.a, plan.b), plan.dtypes, strict=True)
+        if dtype != kind or not x.dtype.isnative
+    )
+    return converted + math.prod(plan.shape) * kind.itemsize
 
 
 def _choose_method(plan: Plan, why: list[str]) -> Method:
@@ -257,7 +314,7 @@ def _choose_method(plan: Plan, why: list[str]) -> Method:
         )
         return "or-and"
     if compute.kind in "iu":
-        if math.prod(plan.batch) * plan.m * plan.n * plan.k <= _SMALL_INTEGER_PRODUCT:
+        if 0 < math.prod(plan.batch) * plan.m * plan.n * plan.k <= _SMALL_INTEGER_PRODUCT:
             why.append("too small for anything but NumPy's own loop to pay")
             return "numpy"
         why.append(

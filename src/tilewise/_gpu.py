@@ -22,7 +22,7 @@ from ._operand import Operand, c_strides
 from .kernels import find
 from .numerics import bounds
 from .runtime import memory, streams
-from .runtime.arrays import DeviceArray, copied, to_device, to_host
+from .runtime.arrays import COPY_ALIGNMENT, DeviceArray, copied, to_device, to_host
 from .runtime.device import DeviceFacts, facts
 from .runtime.launch import Launch
 
@@ -79,18 +79,16 @@ def plan_gpu(plan: Plan, gpu: DeviceFacts, memory_bytes: int | None) -> Plan:
             x = x.copied(dtype)
             held += x.stored_bytes
         operands.append(x)
+    for x, is_copied in zip(operands, asked.overlaps, strict=True):
+        if is_copied and x.where != "memory":
+            held += x.span_bytes + COPY_ALIGNMENT
     if out is not None and out.where != "memory":
         check_out(out, plan.shape, plan.dtype, "c" if asked.updates else "out", True)
     else:
         # A result that goes back to the host is held on the GPU whoever holds it there.
         held += math.prod(plan.shape) * plan.dtype.itemsize
         out = Operand(plan.shape, plan.dtype, c_strides(plan.shape, plan.dtype.itemsize))
-    strides = list(out.strides)
-    if len(plan.b.shape) == 1:
-        strides.append(0)
-    if len(plan.a.shape) == 1:
-        strides.insert(len(strides) - 1, 0)
-    c = out._replace(shape=(*plan.batch, plan.m, plan.n), strides=tuple(strides))
+    c = out.as_result(plan.a, plan.b, plan.batch)
     made = _recipe.recipe(
         operands[0].as_matrix(is_row=True),
         operands[1].as_matrix(is_row=False),

@@ -81,7 +81,13 @@ def format_bytes(count: int, *, is_needed: bool = False) -> str:
 
 
 def over_budget(
-    result: str, result_bytes: int, rest_bytes: int, budget_bytes: int, *, verify: bool
+    result: str,
+    result_bytes: int,
+    rest_bytes: int,
+    budget_bytes: int,
+    *,
+    verify: bool,
+    overlaps: bool = False,
 ) -> BudgetError:
     """Return the error for a product that a budget does not hold.
 
@@ -92,24 +98,31 @@ def over_budget(
     result_bytes : int
         What is held of it; 0 where the caller's ``out`` takes it.
     rest_bytes : int
-        The least that it is computed with.
+        The least that it is computed, and checked, with.
     budget_bytes : int
     verify : bool
-        Whether it is held because it is checked before it goes into ``out``.
+        Whether it is checked, and held until then.
+    overlaps : bool
+        Whether ``out`` shares memory with an operand, so that one of both is held apart.
     """
     rest, budget = format_bytes(rest_bytes, is_needed=True), format_bytes(budget_bytes)
+    ways_out = ["raise the budget"]
+    if overlaps:
+        ways_out.append("pass an out that shares no memory with an operand")
+    elif result_bytes:
+        ways_out.append("pass out=np.memmap(...) to write the result to a file")
+    if verify:
+        ways_out.append("do without verify=, which holds the result and what it checks it with")
+    way_out = ", or ".join(ways_out)
     if not result_bytes:
         return BudgetError(
             f"the result {result} is computed with at least {rest}, and memory= allows {budget}; "
-            "raise the budget"
+            f"{way_out}"
         )
     result_needs = format_bytes(result_bytes, is_needed=True)
-    way_out = "pass out=np.memmap(...) to write the result to a file"
-    if verify:
-        way_out += ", without verify=, which holds it until it is checked"
     return BudgetError(
         f"the result {result} takes {result_needs} and what it is computed with at "
-        f"least {rest}, and memory= allows {budget}; raise the budget, or {way_out}"
+        f"least {rest}, and memory= allows {budget}; {way_out}"
     )
 
 

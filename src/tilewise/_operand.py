@@ -47,6 +47,8 @@ class Operand(NamedTuple):
             return False
         size, itemsize = self.shape[-2:], self.dtype.itemsize
         strides = self.strides[-2:]
+        if not size:
+            return True
         if len(size) == 1:
             return size[0] <= 1 or (strides[0] > 0 and strides[0] % itemsize == 0)
         rows, columns = size
@@ -78,6 +80,14 @@ class Operand(NamedTuple):
         sizes = [n for n, step in zip(self.shape, self.strides, strict=True) if step or n == 0]
         return math.prod(sizes) * self.dtype.itemsize
 
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first of its elements in memory to the last, both included."""
+        if 0 in self.shape:
+            return 0
+        steps = zip(self.shape, self.strides, strict=True)
+        return self.dtype.itemsize + sum((n - 1) * abs(step) for n, step in steps)
+
     def as_matrix(self, *, is_row: bool) -> Operand:
         """Return a vector as the matrix it is multiplied as; a matrix as it is."""
         if len(self.shape) > 1:
@@ -85,6 +95,16 @@ class Operand(NamedTuple):
         if is_row:
             return self._replace(shape=(1, *self.shape), strides=(0, *self.strides))
         return self._replace(shape=(*self.shape, 1), strides=(*self.strides, 0))
+
+    def as_result(self, a: Operand, b: Operand, batch: tuple[int, ...]) -> Operand:
+        """Return the place of a product as the stack of matrices that is written there."""
+        strides = list(self.strides)
+        if len(b.shape) == 1:
+            strides.append(0)
+        if len(a.shape) == 1:
+            strides.insert(len(strides) - 1, 0)
+        m, n = a.as_matrix(is_row=True).shape[-2], b.as_matrix(is_row=False).shape[-1]
+        return self._replace(shape=(*batch, m, n), strides=tuple(strides))
 
     def to_dict(self) -> dict[str, Any]:
         return {"shape": list(self.shape), "dtype": str(self.dtype), "strides": list(self.strides)}

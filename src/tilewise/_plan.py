@@ -89,6 +89,7 @@ class Plan:
     bound: bounds.Bound
     bits: str
     why: tuple[str, ...]
+    verify_bytes: int = 0  #: of host memory, that the check takes; part of what the CPU holds
     runs_on: str = field(default="", compare=False)  #: the BLAS, or the GPU's name
 
     def __call__(
@@ -185,6 +186,7 @@ class Plan:
             "bits": self.bits,
             "why": list(self.why),
             "verify": self.verify,
+            "verify_bytes": self.verify_bytes,
             "kernels": None,
             "schedule": None,
             "streams": None,
@@ -201,15 +203,22 @@ class Plan:
             f"bits       {self.bits}",
         ]
         if self.verify:
-            lines.append("verify     the result is checked before it is returned")
+            most = _memory.format_bytes(self.verify_bytes, is_needed=True)
+            lines.append(
+                f"verify     the result is checked before it is returned, in {most} at most"
+            )
         lines += [("why        " if i == 0 else "           ") + w for i, w in enumerate(self.why)]
         return "\n".join(lines)
 
     def in_bytes(self) -> list[str]:
         """Return the lines that say what a product in memory holds and moves."""
         size = _memory.format_bytes
+        budget = self.asked.memory_bytes
+        where = self.device if self.device.startswith("cuda") else "this machine"
+        allowed = "" if budget is None else f" of {size(budget)} allowed on {where}"
+        held = f"{size(self.held_bytes)}{allowed} (workspace {size(self.workspace_bytes)})"
         return [
-            f"memory     holds {size(self.held_bytes)} (workspace {size(self.workspace_bytes)})",
+            f"memory     holds {held}",
             f"moves      {size(self.moved_bytes)}: operands read once, result written once",
         ]
 
@@ -245,8 +254,11 @@ def make_plan(
             f"verify=True checks types up to float64 and complex128, and {a.name or 'a'} @ "
             f"{b.name or 'b'} is summed in {compute}; leave it out, or convert the operands"
         )
-    if verify and asked.out is not None and asked.out.where == "memory":
-        asked = asked._replace(out=None)  # which gets a copy of the result once it is checked
+    is_on_host = asked.out is not None and asked.out.where == "memory"
+    if is_on_host and not asked.updates and (verify or any(asked.overlaps)):
+        # A wrong result must not replace what is there, nor an operand change while it is read: out
+        # gets a copy of the result.
+        asked = asked._replace(out=None)
     result_bytes = math.prod(shape) * result.itemsize
     held_bytes = 0 if asked.out is not None else result_bytes
     plan = Plan(
@@ -270,26 +282,56 @@ def make_plan(
         why=(),
     )
     budget = asked.memory_bytes
+    is_streamed = gpu is not None and machine is not None and machine.streams(plan)
     if gpu is None:
         plan = plan_cpu(plan)
     else:
         from ._gpu import plan_gpu
 
-        if machine is None or not machine.streams(plan):
-            plan = plan_gpu(plan, gpu, budget)
+        if not is_streamed:
+            room = budget if budget is None or machine is None else machine.device_bytes[0]
+            plan = plan_gpu(plan, gpu, room)
         else:
             from ._streamed import plan_streams
 
+            assert machine is not None
             plan = plan_streams(plan_gpu(plan, gpu, None), machine)
     if asked.precision in ("tf32", "fp64-int8") and plan.method != asked.precision:
         less = f"precision {asked.precision!r} allows less; this gives the full bound"
         plan = replace(plan, why=(*plan.why, less))
-    if budget is not None and plan.held_bytes > budget:
-        rest_bytes = plan.held_bytes - held_bytes
+    if verify:
+        plan = _with_check(plan, held_bytes, is_streamed)
+    needed = max(plan.held_bytes, plan.verify_bytes + held_bytes * (a.where == "memory"))
+    if budget is not None and needed > budget:
         raise _memory.over_budget(
-            f"{shape} {result}", held_bytes, rest_bytes, budget, verify=verify
+            f"{shape} {result}",
+            held_bytes,
+            needed - held_bytes,
+            budget,
+            verify=verify,
+            overlaps=any(asked.overlaps),
         )
     return plan
+
+
+def _with_check(plan: Plan, result_bytes: int, is_streamed: bool) -> Plan:
+    """Count what a check takes of the host's memory, after all but pinned memory is free again."""
+    from .numerics.check import most_held_bytes
+
+    a, b = plan.a, plan.b
+    taken = most_held_bytes(
+        math.prod(plan.batch), plan.m, plan.n, plan.k, (*plan.dtypes, plan.dtype), plan.bound
+    )
+    held = plan.held_bytes
+    if plan.device == "cpu":
+        held = max(held, result_bytes + taken)
+    elif a.where != "memory":  # it checks copies
+        out = plan.asked.out
+        c_bytes = math.prod(plan.shape) * plan.dtype.itemsize if out is None else out.span_bytes
+        taken += a.span_bytes + b.span_bytes + c_bytes
+    elif is_streamed:
+        held += taken
+    return replace(plan, verify_bytes=taken, held_bytes=held)
 
 
 def _check_cast(

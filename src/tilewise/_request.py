@@ -33,6 +33,7 @@ class Request(NamedTuple):
     devices: tuple[str, ...] | None = None
     verify: bool = False
     updates: bool = False  #: whether it is scaled and added to what is there, as `gemm` does
+    overlaps: tuple[bool, bool] = (False, False)  #: whether out shares memory with a, with b
 
 
 def request(
@@ -46,8 +47,12 @@ def request(
     devices: tuple[str, ...] | None = None,
     verify: Any = False,
     updates: bool = False,
+    overlaps: tuple[bool, bool] = (False, False),
+    whole_bytes: int | None = None,
 ) -> Request:
     """Return what was asked, of options as `matmul` takes them, devices by their full names.
+
+    ``whole_bytes`` is what per cent are of, if not of this machine's memory.
 
     Raises
     ------
@@ -62,10 +67,11 @@ def request(
         out,
         None if dtype is None else dtypes.dtype_named(dtype),
         precision,
-        None if memory is None else _memory.parse_budget(memory),
+        None if memory is None else _memory.parse_budget(memory, whole_bytes),
         devices,
         verify if type(verify) is bool else _switch(verify, "verify"),
         updates,
+        overlaps,
     )
 
 

@@ -5,6 +5,7 @@ The arithmetic is elsewhere (`_cpu`, `_gpu`); what was decided, and why, stands 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _arrays, _memory, _repeat
+from ._request import IN_HOST_MEMORY, layout
 from .errors import BudgetError, CheckError, OptionError, ShapeError, describe
 
 if TYPE_CHECKING:
@@ -53,26 +55,20 @@ def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
 
 def run_on_host(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: Any, a: Any, b: Any) -> Any:
     """Run a plan on the host arrays ``x`` and ``y`` that the operands ``a`` and ``b`` became."""
-    verify = plan.asked.verify
-    if out is None:
-        if plan.held_bytes > _CHECKED_BYTES:
-            _check_available(plan)
-        result = plan.how.multiply(plan, x, y, None)
-        if verify:
-            _verify(plan, x, y, result)
-        if a is x and b is y:
-            return result
-        return _arrays.give_back(result, a, b)
-    target = _arrays.adopt_out(out, plan.shape, plan.dtype, "out")
-    if verify or _arrays.overlap(target, x, y):
-        # A wrong result must not replace what is there, nor an operand change while it is read.
-        result = plan.how.multiply(plan, x, y, None)
-        if verify:
-            _verify(plan, x, y, result)
-        np.copyto(target, result)
-    else:
+    target = None if out is None else _arrays.adopt_out(out, plan.shape, plan.dtype, "out")
+    # A wrong result must not replace what is there, nor an operand change while it is read.
+    is_apart = target is None or plan.verify or _arrays.overlap(target, x, y)
+    _check_room(plan, target, is_apart)
+    if target is not None and not is_apart:
         plan.how.multiply(plan, x, y, target)
-    return out
+        return out
+    result = plan.how.multiply(plan, x, y, None)
+    if plan.verify:
+        _verify(plan, x, y, result)
+    if target is not None:
+        np.copyto(target, result)
+        return out
+    return result if a is x and b is y else _arrays.give_back(result, a, b)
 
 
 def run_on_device(
@@ -124,12 +120,39 @@ def _check_planned(plan: Plan, x: Any, y: Any) -> None:
             )
 
 
-def _check_available(plan: Plan) -> None:
-    available = _memory.available_bytes()
-    if plan.held_bytes > available:
+def _check_room(plan: Plan, target: NDArray[Any] | None, is_apart: bool) -> None:
+    """Raise BudgetError unless what is held on the host fits the budget, and is free.
+
+    A plan has counted the result if it is held with the ``out`` that it was made for.
+    """
+    planned_out, budget = plan.asked.out, plan.asked.memory_bytes
+    held = plan.held_bytes
+    if is_apart and planned_out is not None:
+        result_bytes = math.prod(plan.shape) * plan.dtype.itemsize
+        held += result_bytes
+        if budget is not None and held > budget:
+            raise _memory.over_budget(
+                f"{plan.shape} {plan.dtype}",
+                result_bytes,
+                plan.held_bytes,
+                budget,
+                verify=plan.verify,
+                overlaps=target is not None,
+            )
+    elif (
+        budget is not None
+        and target is not None
+        and planned_out not in (None, IN_HOST_MEMORY)
+        and layout(target) != planned_out
+    ):
+        raise ShapeError(
+            f"{describe('out', target)} does not lie as what this plan is for, and its budget "
+            "holds for that; make a plan for it"
+        )
+    if is_apart and held > _CHECKED_BYTES and held > (available := _memory.available_bytes()):
         size = _memory.format_bytes
         raise BudgetError(
-            f"the result {plan.shape} {plan.dtype} needs {size(plan.held_bytes)} and this machine "
+            f"the result {plan.shape} {plan.dtype} needs {size(held)} and this machine "
             f"has {size(available)} free; pass out=np.memmap(...) to write it to a file, or "
             "multiply files with tilewise mul"
         )

@@ -21,12 +21,12 @@ from .._arrays import adopt
 from ..errors import DeviceError, DTypeError, OptionError, ShapeError, describe
 from . import bounds, modular
 from .checksums import PANEL, Sums, random_sums
-from .dtypes import canonical
+from .dtypes import DType, canonical
 from .elements import Array, Bools, Floats, Rule, compare, left, prove, right
 from .panels import release
 from .verdict import Check, Mismatch, Where, locate
 
-__all__ = ["Check", "Mismatch", "Where", "check"]
+__all__ = ["Check", "Mismatch", "Where", "check", "most_held_bytes"]
 
 Indices = NDArray[np.int64]
 Span = slice | Indices
@@ -49,6 +49,13 @@ NEIGHBOURHOOD = 128
 PROOF_TERMS = 2**20
 #: Chance that some sum of an honest product has an unusual score.
 DELTA = 2.0**-40
+
+#: What `most_held_bytes` counts, as measured: for any product; for each element of a small one; for
+#: panels, of which sums take twice as many; for each row, column and term that has sums.
+_LEAST_BYTES = 64 << 10
+_ELEMENT_BYTES = 40
+_PANELS_BYTES = 32 << 20
+_LINE_BYTES = 3 << 10
 
 _TILE = 2**17  # elements of C that are recomputed together
 _WRONG_KEPT = 2**18  # wrong elements remembered one by one
@@ -115,6 +122,32 @@ def check(
         with np.errstate(all="ignore"):  # Inf and NaN are what is being judged
             search.run()
     return search.verdict()
+
+
+def most_held_bytes(
+    matrices: int,
+    m: int,
+    n: int,
+    k: int,
+    dtypes: tuple[DType, DType, DType],
+    bound: bounds.Bound,
+) -> int:
+    """Return what `check` takes at most, for so many products of m×k by k×n.
+
+    ``dtypes`` are those of a, b and c, canonical.
+    """
+    result = dtypes[2]
+    parts = 2 if result.kind == "c" else 1
+    at_once = min(matrices, _matrices_at_once(m, n, k, parts))
+    small = _ELEMENT_BYTES * parts * at_once * (m * k + k * n + m * n)
+    if _recomputes(m, n, k, result):
+        large = _PANELS_BYTES + 2 * (m + n)
+    elif result.kind in "iu":
+        large = _PANELS_BYTES + 256 * (m + n + k)
+    else:
+        width = parts * (2 if Rule.of(bound, *dtypes).is_wide else 1)
+        large = 2 * _PANELS_BYTES + _LINE_BYTES * width * (m + n + k)
+    return _LEAST_BYTES + min(small, large)
 
 
 def _adopted(x: Any, name: str) -> Array:
@@ -254,11 +287,7 @@ class _Search:
 
     def run(self) -> None:
         m, n, k = self.problem.sizes
-        if self.rule is None:
-            recomputes = m * n * k <= RECOMPUTED_INTEGER_WORK or self.problem.c.dtype.kind == "b"
-        else:
-            recomputes = m * n * k <= RECOMPUTED_WORK or min(m, n, k) <= RECOMPUTED_SIDE
-        if recomputes:
+        if _recomputes(m, n, k, self.problem.c.dtype):
             self._recompute()
             return
         self.uses_sums = True
@@ -306,8 +335,7 @@ class _Search:
         """Look at every element; at many matrices at a time while they are small."""
         m, n, k = self.problem.sizes
         batch = self.problem.batch
-        largest = max(m * k, k * n, m * n, 1) * self.parts**2
-        at_once = PANEL // 8 // largest
+        at_once = _matrices_at_once(m, n, k, self.parts)
         if at_once <= 1:
             for at in np.ndindex(batch):
                 wrong = _Wrong((m, n))
@@ -504,6 +532,18 @@ class _Search:
     def _matrices(self, at: tuple[int, ...]) -> tuple[Array, Array, Array]:
         problem = self.problem
         return problem.a[at], problem.b[at], problem.c[at]
+
+
+def _matrices_at_once(m: int, n: int, k: int, parts: int) -> int:
+    """Return how many matrices are recomputed together."""
+    return max(PANEL // 8 // (max(m * k, k * n, m * n, 1) * parts**2), 1)
+
+
+def _recomputes(m: int, n: int, k: int, result: DType) -> bool:
+    """Say whether every element of a product is recomputed."""
+    if result.kind in "biu":
+        return m * n * k <= RECOMPUTED_INTEGER_WORK or result.kind == "b"
+    return m * n * k <= RECOMPUTED_WORK or min(m, n, k) <= RECOMPUTED_SIDE
 
 
 def _unusual(

@@ -156,12 +156,15 @@ def _split(x: NDArray[Any], limbs: int, width: int, dtype: np.dtype[Any]) -> lis
         if x.dtype == np.uint64:
             x = x.view(np.int64)
         return [x.astype(dtype)]
-    rest = x.view(np.int64) if x.dtype == np.uint64 else x.astype(np.int64)
+    rest = x.astype(np.int64)
     half, mask = 1 << (width - 1), (1 << width) - 1
     parts = []
-    for _ in range(limbs - 1):
-        low = ((rest + half) & mask) - half
+    for _ in range(limbs - 1):  # in place: what is held at a time is counted
+        low = rest + half
+        low &= mask
+        low -= half
         parts.append(low.astype(dtype))
-        rest = (rest - low) >> width
+        rest -= low
+        rest >>= width
     parts.append(rest.astype(dtype))
     return parts

@@ -17,7 +17,11 @@ from . import driver, streams
 from .device import current
 from .memory import allocate, write
 
-__all__ = ["DeviceArray", "copied", "to_device", "to_host", "view"]
+__all__ = ["COPY_ALIGNMENT", "DeviceArray", "copied", "to_device", "to_host", "view"]
+
+
+#: A copy of an array stands where the array does modulo this: what was planned for it still fits.
+COPY_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +154,8 @@ def to_host(x: DeviceArray, stream: int) -> NDArray[Any]:
 def copied(x: DeviceArray, stream: int) -> Iterator[DeviceArray]:
     """Lend a copy of an array on its own device, with the same strides."""
     low, high = x.extent
-    with allocate(high - low + 16, x.index, stream, "a copy of an operand") as memory:
-        # The copy stands where the array does modulo 16: what was planned for it still fits.
-        place = memory.pointer + low % 16
+    with allocate(high - low + COPY_ALIGNMENT, x.index, stream, "a copy of an operand") as memory:
+        place = memory.pointer + low % COPY_ALIGNMENT
         with current(x.index) as cuda:
             driver.check(
                 cuda.cuMemcpyDtoDAsync(place, low, high - low, stream), "copying an operand"

@@ -68,7 +68,10 @@ _Precision = Annotated[
     typer.Option(help="Allow less than the default bound, by name: tf32, fp64-int8; or ieee."),
 ]
 _Devices = Annotated[
-    str | None, typer.Option(help="Where to run: cpu. Without it, tilewise chooses.")
+    str | None,
+    typer.Option(
+        help="Where to run: cpu, cuda:0, or several: cuda:0,cuda:1. Without it, tilewise chooses."
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 

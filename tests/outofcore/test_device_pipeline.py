@@ -87,6 +87,7 @@ def run(
     is_pinned: bool = False,
     devices: list[FakeDevice] | None = None,
     seed: int = 0,
+    watch: Any = None,
 ) -> tuple[Any, Any]:
     """Multiply by schedules that cover C; return what came out and what should have."""
     rng = np.random.default_rng(seed)
@@ -101,7 +102,7 @@ def run(
         share_of(schedule, origin, device, is_pinned)
         for (schedule, origin), device in zip(schedules, devices, strict=True)
     ]
-    multiply(shares, HostArray(a), HostArray(b), HostArray(out), ring, threads)
+    multiply(shares, HostArray(a), HostArray(b), HostArray(out), ring, threads, watch)
     assert all(device.is_closed for device in devices)
     wide_a = np.broadcast_to(a, (*a.shape[:-2], job.m, job.k)).astype(np.uint64)
     wide_b = np.broadcast_to(b, (*b.shape[:-2], job.k, job.n)).astype(np.uint64)
@@ -280,7 +281,8 @@ def test_control_c_while_a_thread_is_started(monkeypatch: Any, is_begun: bool) -
     assert threading.active_count() == before
 
 
-def test_a_signal_reaches_a_product_that_waits() -> None:
+@pytest.mark.parametrize("watch", [None, lambda: None])
+def test_a_signal_reaches_a_product_that_waits(watch: Any) -> None:
     job, device = big(), FakeDevice()
     schedule = lines(job)
     goes_on = threading.Event()
@@ -300,7 +302,13 @@ def test_a_signal_reaches_a_product_that_waits() -> None:
     for timer in timers:
         timer.start()
     with pytest.raises(KeyboardInterrupt):
-        run(job, [(schedule, whole(job))], threads=Threads(2, 2, 4096), devices=[device])
+        run(
+            job,
+            [(schedule, whole(job))],
+            threads=Threads(2, 2, 4096),
+            devices=[device],
+            watch=watch,
+        )
     for timer in timers:
         timer.join()
     assert device.is_closed

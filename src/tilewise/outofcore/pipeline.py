@@ -41,7 +41,8 @@ def multiply_files(
     """Write the matrix product of two files, ``out = a @ b``, within a memory budget.
 
     A run that was stopped, by whatever, goes on when it is called again with the same arguments:
-    tiles of the result that were finished stay. Without ``memory`` it takes the budget it had.
+    tiles of the result that were finished stay. Without ``memory`` it takes the budget it had, and
+    without ``devices`` those.
 
     Parameters
     ----------
@@ -58,12 +59,12 @@ def multiply_files(
         what is done in ``<out>.journal``. An object that takes slices, of exactly the result's
         shape and dtype, is written in place, and from the beginning each time.
     dtype, precision, devices
-        As for `matmul`.
+        As for `matmul`. A GPU gives the bits of operands in its memory.
     memory : int or str, optional
         Budget for what tilewise holds to multiply, beside Python's and NumPy's own 60 MiB or so:
-        "2GiB", "50%".
+        "2GiB", "50%". On GPUs it is for each of them, and for the host beside.
         Without one, half of the free memory, rounded down to a power of two so that runs are
-        usually alike.
+        usually alike; on GPUs what is free there, and 256 MiB of the host for each.
     verify : bool
         Check the result by `check` before it gets its name; tiles in which that finds a wrong
         element are computed again. When all buffers have been given back, it holds what `check`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -151,6 +152,7 @@ def _plan_on_gpus(
         isinstance(a, FlatFile)
         and isinstance(b, FlatFile)
         and (a.stamp, a.offset) == (b.stamp, b.offset)
+        and os.path.sameopenfile(a.file.fileno(), b.file.fileno())
     )
     return plan_files_on_gpus(asked, machine, a, b, is_flat=is_flat, is_gram=is_gram)
 

@@ -272,39 +272,6 @@ def test_nested_lists_memory_maps_and_buffers_are_operands(rng: Any, tmp_path: A
     assert np.array_equal(tw.matmul(buffer, a.T), a @ a.T)
 
 
-def test_lists_of_arrays_are_a_grouped_product(rng: Any) -> None:
-    a = [rng.standard_normal((m, 4)) for m in (1, 2, 3)]
-    b = [rng.standard_normal((4, n)) for n in (5, 1, 2)]
-    for got, x, y in zip(tw.matmul(a, b), a, b, strict=True):
-        assert np.array_equal(got, x @ y)
-    with pytest.raises(tw.TilewiseError, match="two lists of equally many"):
-        tw.matmul(a, b[:2])
-    with pytest.raises(tw.TilewiseError, match="np.stack"):
-        tw.matmul(a, b[0])
-
-
-def test_a_group_refuses_a_place_that_another_pair_reads_or_writes(rng: Any) -> None:
-    a, b, c, d = (rng.standard_normal((4, 4)) for _ in range(4))
-    place, other = np.zeros((4, 4)), np.zeros((4, 4))
-    before = b.copy()
-
-    class Own(np.ndarray[Any, Any]):
-        """As a memory map is."""
-
-    for out in ([b, other], [place, place], [place, a], [b.view(Own), other]):
-        with pytest.raises(tw.TilewiseError, match=r"out\[\d\] shares memory with an array of an"):
-            tw.matmul([a, b], [c, d], out=out)
-        assert not place.any()
-        assert np.array_equal(b, before)
-    expected = a @ c
-    wide = np.zeros((4, 8))
-    tw.matmul([a, b], [c, d], out=[a, wide[:, ::2]])  # its own operand may be the place
-    assert np.array_equal(a, expected)
-    assert np.array_equal(wide[:, ::2], b @ d)
-    halves = np.zeros((2, 4, 4))
-    tw.matmul([a, b], [c, d], out=list(halves))
-
-
 def test_two_maps_of_one_file_share_it(rng: Any, tmp_path: Path) -> None:
     x = rng.integers(-3, 4, (900, 900)).astype("f8")
     np.save(tmp_path / "x.npy", x)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +20,7 @@ from ._operand import Operand
 from ._plan import Plan, make_plan
 from ._request import Request, layout, request
 from ._run import run_on_device, run_on_host
-from .errors import BudgetError, DTypeError, OptionError, ShapeError
+from .errors import BudgetError, DTypeError, OptionError, ShapeError, TilewiseError
 
 if TYPE_CHECKING:
     from ._streamed import Machine
@@ -46,7 +51,7 @@ def matmul(
     b : array_like (..., k, n) or (k,)
         Numbers of any NumPy type, bfloat16 or float8; any strides, alignment and byte order.
         Batch axes broadcast and are never expanded. Two lists of arrays are multiplied pair by
-        pair, and give a list.
+        pair, once all pairs are found to be in order, and give a list.
     out : array (..., m, n), optional
         Where to write: exactly the result's shape and dtype, any strides. It may overlap an
         operand; the result is then computed beside it. Of lists, no array may overlap one of
@@ -66,7 +71,8 @@ def matmul(
         ``out`` takes it as it is computed; copies, such as of operands that ``out`` overlaps;
         workspace; what ``verify`` takes; on a GPU that multiplies host operands, what of them is
         there at a time. Bytes, or text such as "2GiB" or "80%", which is of the device that
-        operands are on, and otherwise of this machine's memory and of each device's.
+        operands are on, and otherwise of this machine's memory and of each device's. Of lists it
+        is for all pairs together.
     devices : str or list of str, optional
         "cpu", "cuda:0", or for host operands several GPUs. By default operands are multiplied
         where they are, and large ones on the host by a GPU if that is expected to be done well
@@ -98,45 +104,14 @@ def matmul(
         done = _repeat.product(a, b, out, stream, asked)
         if done is not None:
             return done
+    options = _Options(dtype, precision, memory, devices, verify)
     if _arrays.is_group(a) or _arrays.is_group(b):
-        _check_group(a, b, out)
-        outs = [None] * len(a) if out is None else out
-        return [
-            matmul(
-                x,
-                y,
-                out=z,
-                dtype=dtype,
-                precision=precision,
-                stream=stream,
-                memory=memory,
-                devices=devices,
-                verify=verify,
-            )
-            for x, y, z in zip(a, b, outs, strict=True)
-        ]
-    there = _arrays.on_device(a, b, out, stream)
-    x: Any
-    y: Any
-    target: Any
-    if there is None:
-        x, y, handle = _arrays.adopt(a, "a"), _arrays.adopt(b, "b"), 0
-        target = None if out is None else _arrays.adopt(out, "out")
-    else:
-        x, y, target, handle = there
-    made = _planned(
-        x,
-        y,
-        target,
-        dtype=dtype,
-        precision=precision,
-        memory=memory,
-        devices=devices,
-        verify=verify,
-    )
-    if there is None:
-        return run_on_host(made, x, y, out, a, b)
-    return run_on_device(made, x, y, out, target, a, b, handle, asked)
+        results = []
+        for number, run in enumerate(_group(a, b, out, stream, options)):
+            with _naming(number):
+                results.append(run())
+        return results
+    return _Product.of(a, b, out, stream, options).run(asked)
 
 
 def gemm(
@@ -173,7 +148,7 @@ def gemm(
     there = _arrays.on_device(a, b, c, stream, "c")
     if there is None:
         x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
-        made = _planned(x, y, _arrays.adopt(c, "c"), precision=precision, updates=True)
+        made = _planned(x, y, _arrays.adopt(c, "c"), _Options(precision=precision), updates=True)
         target = _arrays.adopt_out(c, made.shape, made.dtype, "c")
         _cpu.update(made, x, y, target, *_scalars(alpha, beta, made))
         return c
@@ -182,12 +157,12 @@ def gemm(
     p, q, r, handle = there
     if r is None:
         raise DTypeError("c is None; pass the array that the product is added to")
-    made = _planned(p, q, r, precision=precision, updates=True)
+    made = _planned(p, q, r, _Options(precision=precision), updates=True)
     _arrays.check_out(r, made.shape, made.dtype, "c", not r.is_readonly)
     alpha, beta = _scalars(alpha, beta, made)
     if alpha == 0:  # BLAS's rule: the product is not formed, so a NaN in it does not show
         p, q = p.without_terms(is_left=True), q.without_terms(is_left=False)
-        made = _planned(p, q, r, precision=precision, updates=True)
+        made = _planned(p, q, r, _Options(precision=precision), updates=True)
     _gpu.multiply(made, p, q, r, handle, alpha, beta)
     return c
 
@@ -231,22 +206,15 @@ def plan(
             precision=precision,
             verify=verify,
         )
+    if _arrays.is_group(a) or _arrays.is_group(b):
+        raise OptionError("a plan is for one product; plan each pair of a group")
     there = _arrays.on_device(a, b, out, stream)
     if there is None:
         x, y = _described(a, "a"), _described(b, "b")
         target = None if out is None else _described(out, "out")
     else:
         x, y, target, _ = there
-    made = _planned(
-        x,
-        y,
-        target,
-        dtype=dtype,
-        precision=precision,
-        memory=memory,
-        devices=devices,
-        verify=verify,
-    )
+    made = _planned(x, y, target, _Options(dtype, precision, memory, devices, verify))
     if there is None and out is not None:
         if type(target) is Operand:
             _arrays.check_out(target, made.shape, made.dtype, "out", True)
@@ -255,19 +223,119 @@ def plan(
     return made
 
 
-def _planned(
-    x: Any,
-    y: Any,
-    out: Any,
-    *,
-    dtype: Any = None,
-    precision: Any = None,
-    memory: Any = None,
-    devices: Any = None,
-    verify: Any = False,
-    updates: bool = False,
-) -> Plan:
+class _Options(NamedTuple):
+    """Options of `matmul`, as the caller wrote them."""
+
+    dtype: Any = None
+    precision: Any = None
+    memory: Any = None
+    devices: Any = None
+    verify: Any = False
+    taken_bytes: int = 0  #: of ``memory``, by other products
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product that is planned, and not yet computed."""
+
+    plan: Plan
+    given: tuple[Any, Any, Any]  #: a, b and out, as the caller has them
+    seen: tuple[Any, Any, Any]  #: the same as arrays in host or device memory
+    stream: int | None  #: None in host memory
+
+    @classmethod
+    def of(cls, a: Any, b: Any, out: Any, stream: Any, options: _Options) -> _Product:
+        there = _arrays.on_device(a, b, out, stream)
+        if there is None:
+            x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
+            target = None if out is None else _arrays.adopt(out, "out")
+            return cls(_planned(x, y, target, options), (a, b, out), (x, y, target), None)
+        p, q, r, handle = there
+        return cls(_planned(p, q, r, options), (a, b, out), (p, q, r), handle)
+
+    @property
+    def result_bytes(self) -> int:
+        """What is held of the result."""
+        made = self.plan
+        held = math.prod(made.shape) * made.dtype.itemsize
+        return held if made.asked.out is None else 0
+
+    def replanned(self, options: _Options) -> _Product:
+        return replace(self, plan=_planned(*self.seen, options))
+
+    def check_out(self) -> None:
+        """Raise unless ``out`` can take the result."""
+        out, target, made = self.given[2], self.seen[2], self.plan
+        if out is not None and self.stream is None:
+            _arrays.adopt_out(out, made.shape, made.dtype, "out")
+        elif out is not None:
+            _arrays.check_out(target, made.shape, made.dtype, "out", not target.is_readonly)
+
+    def run(self, asked: Hashable = None) -> Any:
+        (a, b, out), (x, y, target) = self.given, self.seen
+        if self.stream is None:
+            return run_on_host(self.plan, x, y, out, a, b)
+        return run_on_device(self.plan, x, y, out, target, a, b, self.stream, asked)
+
+
+def _group(a: Any, b: Any, out: Any, stream: Any, options: _Options) -> list[Callable[[], Any]]:
+    """Return what computes the products of a group, once all of them are planned and checked."""
+    if not (_arrays.is_group(a) and _arrays.is_group(b)) or len(a) != len(b):
+        sizes = [f"a list of {len(x)}" if _arrays.is_group(x) else "one operand" for x in (a, b)]
+        raise ShapeError(
+            f"a grouped product needs two lists of equally many arrays, and a is {sizes[0]}, "
+            f"b is {sizes[1]}; stack the arrays (np.stack) if a list was meant as one operand"
+        )
+    if out is not None and (type(out) not in (list, tuple) or len(out) != len(a)):
+        raise ShapeError(f"out of a grouped product is a list of {len(a)} arrays")
+    outs = [None] * len(a) if out is None else out
+    is_plain = out is None and options[2:] == _Options()[2:]
+    group: list[_Product] = []
+    runs: list[Callable[[], Any]] = []
+    for number, (x, y, z) in enumerate(zip(a, b, outs, strict=True)):
+        asked = None
+        if is_plain and type(x) is not np.ndarray:
+            asked = _repeat.question(x, y, options.dtype, options.precision)
+            if _repeat.knows(x, y, asked):
+                more = {"dtype": options.dtype, "precision": options.precision}
+                runs.append(partial(matmul, x, y, stream=stream, **more))
+                continue
+        with _naming(number):
+            group.append(_Product.of(x, y, z, stream, options._replace(memory=None)))
+            group[-1].check_out()
+        runs.append(partial(group[-1].run, asked))
+    taken = _arrays.meeting([product.seen for product in group])
+    if taken is not None:
+        raise ShapeError(
+            f"out[{taken}] shares memory with an array of another pair, which would be read, or "
+            "written, after it; give it a place of its own"
+        )
+    if options.memory is None:
+        return runs
+    # Pairs are computed one after the other, and their results are there all the while.
+    held = Counter[str]()
+    for product in group:
+        held[product.plan.a.where] += product.result_bytes
+    for number, product in enumerate(group):
+        others = held[product.plan.a.where] - product.result_bytes
+        with _naming(number):
+            runs[number] = product.replanned(options._replace(taken_bytes=others)).run
+    return runs
+
+
+@contextmanager
+def _naming(number: int) -> Iterator[None]:
+    """Say of which pair of a group an error is."""
+    try:
+        yield
+    except TilewiseError as error:
+        error.args = (f"pair {number} of the group: {error}",)
+        raise
+
+
+def _planned(x: Any, y: Any, out: Any, options: _Options, *, updates: bool = False) -> Plan:
     """Return the plan for adopted operands, made once for each request."""
+    dtype, precision, memory, devices, verify, taken_bytes = options
     names = None if devices is None else device_names(devices)
     is_on_gpu = type(x) is not np.ndarray and hasattr(x, "owner")
     machine = None if is_on_gpu or updates else machine_for(x, y, names, memory)
@@ -287,6 +355,7 @@ def _planned(
         updates=updates,
         overlaps=overlaps,
         whole_bytes=_whole_bytes(x, memory) if is_on_gpu else None,
+        taken_bytes=taken_bytes,
     )
     return _cached_plan(asked, machine)
 
@@ -343,23 +412,6 @@ def _described(x: Any, name: str) -> Any:
     if any(size < 0 for size in described.shape):
         raise ShapeError(f"{name} has shape {described.shape}; a size cannot be negative")
     return described
-
-
-def _check_group(a: Any, b: Any, out: Any) -> None:
-    if not (_arrays.is_group(a) and _arrays.is_group(b)) or len(a) != len(b):
-        sizes = [f"a list of {len(x)}" if _arrays.is_group(x) else "one operand" for x in (a, b)]
-        raise ShapeError(
-            f"a grouped product needs two lists of equally many arrays, and a is {sizes[0]}, "
-            f"b is {sizes[1]}; stack the arrays (np.stack) if a list was meant as one operand"
-        )
-    if out is not None and (type(out) not in (list, tuple) or len(out) != len(a)):
-        raise ShapeError(f"out of a grouped product is a list of {len(a)} arrays")
-    taken = _arrays.meeting(a, b, out or ())
-    if taken is not None:
-        raise ShapeError(
-            f"out[{taken}] shares memory with an array of another pair, which would be read, or "
-            "written, after it; give it a place of its own"
-        )
 
 
 def _scalars(alpha: Any, beta: Any, made: Plan) -> tuple[Any, Any]:

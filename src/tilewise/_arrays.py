@@ -31,6 +31,7 @@ __all__ = [
     "empty_like",
     "give_back",
     "is_group",
+    "meeting",
     "no_stream",
     "on_device",
     "overlap",
@@ -288,22 +289,44 @@ def _mapped_file(x: Any) -> Any:
     return None
 
 
-def meeting(a: Sequence[Any], b: Sequence[Any], out: Sequence[Any]) -> int | None:
-    """Return an ``i`` of which ``out[i]`` shares host memory with an array of another pair."""
-    every = [
-        (i, x) for each in (a, b, out) for i, x in enumerate(each) if isinstance(x, np.ndarray)
-    ]
-    if not out or not every:
+def meeting(products: Sequence[tuple[Any, Any, Any]]) -> int | None:
+    """Return an ``i`` of which out shares memory with an array of another product.
+
+    Products are given as their a, b and out (or None), in host or device memory.
+    """
+    every = [(i, _addressed(x)) for i, each in enumerate(products) for x in each if x is not None]
+    if all(out is None for _, _, out in products):
         return None
-    pairs = np.array([i for i, _ in every])
+    owners = np.array([i for i, _ in every])
     bounds = np.array([np.lib.array_utils.byte_bounds(x) for _, x in every])
-    for i, place in enumerate(out):
-        if isinstance(place, np.ndarray):
+    for i, (_, _, out) in enumerate(products):
+        if out is not None:
+            place = _addressed(out)
             low, high = np.lib.array_utils.byte_bounds(place)
-            near = (bounds[:, 0] < high) & (bounds[:, 1] > low) & (pairs != i)
+            near = (bounds[:, 0] < high) & (bounds[:, 1] > low) & (owners != i)
             if overlap(place, *(every[j][1] for j in np.flatnonzero(near))):
                 return i
     return None
+
+
+def _addressed(x: Any) -> NDArray[Any]:
+    """Return an array with the addresses of one in host or device memory, not to be read."""
+    if isinstance(x, np.ndarray):
+        return x
+    return np.asarray(_Addresses(x))
+
+
+class _Addresses:
+    """What NumPy takes a device array for an array of its own by."""
+
+    def __init__(self, x: DeviceArray) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (x.pointer, True),
+            "shape": x.shape,
+            "strides": x.strides,
+            "typestr": f"|V{x.dtype.itemsize}",
+        }
 
 
 def _device_of(a: Any, b: Any, out: Any, out_name: str) -> int | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._gpu import Prepared
     from .runtime.arrays import DeviceArray
 
-__all__ = ["keep", "product", "question"]
+__all__ = ["keep", "knows", "product", "question"]
 
 #: How many questions are remembered (with more, all are forgotten), and how many kinds of products
 #: of each, such as of other strides.
@@ -102,6 +102,16 @@ def product(a: Any, b: Any, out: Any, stream: Any, asked: Hashable) -> Any:
         pointers = a_at, b_at, c_at
     kept.put(pointers, handle)
     return out
+
+
+def knows(a: Any, b: Any, asked: Hashable) -> bool:
+    """Say whether a product whose result is new is like one before; see `product`."""
+    memory = _memories.get(type(a))
+    try:
+        every = () if memory is None else memory.kept.get(asked, ())
+        return any(kept.recognise(a, b, None) is not None for kept in every)
+    except (RuntimeError, TypeError):  # as in `product`
+        return False
 
 
 def keep(

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _memory
 from ._operand import Operand
-from .errors import OptionError
+from .errors import BudgetError, OptionError
 from .numerics import dtypes
 
 __all__ = ["IN_HOST_MEMORY", "Request", "layout", "request"]
@@ -49,10 +49,12 @@ def request(
     updates: bool = False,
     overlaps: tuple[bool, bool] = (False, False),
     whole_bytes: int | None = None,
+    taken_bytes: int = 0,
 ) -> Request:
     """Return what was asked, of options as `matmul` takes them, devices by their full names.
 
-    ``whole_bytes`` is what per cent are of, if not of this machine's memory.
+    ``whole_bytes`` is what per cent are of, if not of this machine's memory; ``taken_bytes`` of the
+    budget are for other products.
 
     Raises
     ------
@@ -61,13 +63,23 @@ def request(
     """
     if precision is not None and not isinstance(precision, str):
         raise OptionError(f"precision={precision!r} is not text; None is the default bound")
+    budget = None if memory is None else _memory.parse_budget(memory, whole_bytes)
+    if budget is not None and taken_bytes > budget:
+        size = _memory.format_bytes
+        raise BudgetError(
+            f"the results of all others take {size(taken_bytes, is_needed=True)}, and memory= "
+            f"allows {size(budget)} for the group; raise the budget, pass out=, or multiply fewer "
+            "at a time"
+        )
+    if budget is not None:
+        budget -= taken_bytes
     return Request(
         a,
         b,
         out,
         None if dtype is None else dtypes.dtype_named(dtype),
         precision,
-        None if memory is None else _memory.parse_budget(memory, whole_bytes),
+        budget,
         devices,
         verify if type(verify) is bool else _switch(verify, "verify"),
         updates,

@@ -522,3 +522,15 @@ def test_deeply_nested_loops_are_rewritten_quickly():
     out = np.zeros(1)
     simt.launch(compiled(source), 1, 1, out)
     assert out[0] == 0.5 * 2 ** (depth - 1)
+
+
+def test_how_a_function_is_decorated_is_no_part_of_it():
+    source = (
+        "import numpy as np\nfrom types import SimpleNamespace\nfrom tilewise.simt import cuda\n\n"
+        "other = SimpleNamespace(jit=lambda **options: lambda function: function, TWO=2)\n\n"
+        "@other.jit(device=True)\ndef twice(x):\n    return other.TWO * x\n\n"
+        "def kernel(a):\n    a[cuda.grid(1)] = twice(cuda.grid(1))\n"
+    )
+    a = np.zeros(4, np.int64)
+    simt.launch(compiled(source), 1, 4, a)
+    assert a.tolist() == [0, 2, 4, 6]

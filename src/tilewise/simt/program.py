@@ -212,7 +212,7 @@ def _read_program(kernel: Callable[..., Any]) -> Program:
             continue
         read = functions[id(function)] = _read_function(function)
         called_here = calls[id(function)] = {}
-        for node in ast.walk(read.tree):
+        for node in (node for statement in read.tree.body for node in ast.walk(statement)):
             if isinstance(node, ast.Call):
                 called = _python_function(read.resolve(node.func))
                 if inspect.isfunction(called) and intrinsic_of(called) is None:

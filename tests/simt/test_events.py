@@ -132,7 +132,9 @@ def test_masks_offsets_and_values_of_other_accesses():
     assert atomic.offset[0].tolist() == [4] * 4
     assert atomic.value[0].tolist() == [0, 10, 20, 30]
     assert load.warp_interval.tolist() == [[0]]
-    assert atomic.warp_interval.tolist() == [[1]]
+    assert atomic.warp_interval.tolist() == [[0]]  # not all of the warp have waited
+    assert load.some_lanes is None
+    assert atomic.some_lanes.tolist() == [[[0, 1, 0, 1]], [[0, 10, 0, 10]]]
 
 
 def test_addresses_keep_the_alignment_and_the_overlap_of_real_ones():

@@ -46,9 +46,11 @@ class Script:
     blocks: list[int] = field(default_factory=lambda: [0, 1])
     grid: int = 8
     sites: dict[str, Site] = field(default_factory=dict)
+    waited: dict[int, int] = field(default_factory=dict)
     accesses: list[tuple[Any, ...]] = field(default_factory=list)
     interval: int = 0
     warp_interval: Any = None
+    some_lanes: Any = None
 
     def __post_init__(self) -> None:
         kinds = {"load": "load", "store": "store", "add": "atomic"}
@@ -98,6 +100,7 @@ class Script:
             value,
             np.full(len(self.blocks), self.interval),
             self.warp_interval.copy(),
+            None if self.some_lanes is None else self.some_lanes.copy(),
         )
         self.watch.on_access(event)
         for row, thread in zip(*np.nonzero(active), strict=True):
@@ -110,9 +113,25 @@ class Script:
                     int(thread),
                     self.interval,
                     int(self.warp_interval[row, thread // 32]),
+                    self.waited.get(thread // 16, 0),
                     int(index[row, thread]),
                 )
             )
+
+    def sync_warp(self, warp: int) -> None:
+        """All lanes of a warp wait for each other, in every block."""
+        self.warp_interval[:, warp] += 1
+        if self.some_lanes is not None:
+            self.some_lanes[:, :, warp * 32 : warp * 32 + 32] = 0
+
+    def sync_half_warp(self, half: int) -> None:
+        """Sixteen lanes of a warp wait for each other, in every block."""
+        if self.some_lanes is None:
+            self.some_lanes = np.zeros((2, len(self.blocks), THREADS), np.int64)
+        lanes = slice(half * 16, half * 16 + 16)
+        self.some_lanes[0, :, lanes] += 1
+        self.some_lanes[1, :, lanes] = 0xFFFF << (half % 2 * 16)
+        self.waited[half] = self.waited.get(half, 0) + 1
 
     def barrier(self, live: Any = True) -> None:
         shape = (len(self.blocks), THREADS)
@@ -137,8 +156,8 @@ def _plain_races(accesses: list[tuple[Any, ...]]) -> set[tuple[int, int, bool]]:
     """Every pair of accesses held against the definition, one by one."""
     races = set()
     for one, other in itertools.combinations(accesses, 2):
-        array, op, site, block, thread, interval, warp_interval, index = one
-        array2, op2, site2, block2, thread2, interval2, warp_interval2, index2 = other
+        array, op, site, block, thread, interval, warp_interval, waited, index = one
+        array2, op2, site2, block2, thread2, interval2, warp_interval2, waited2, index2 = other
         if array != array2 or index != index2 or op == op2 == "load" or op == op2 == "add":
             continue
         if block != block2:
@@ -146,7 +165,9 @@ def _plain_races(accesses: list[tuple[Any, ...]]) -> set[tuple[int, int, bool]]:
                 races.add((*sorted((site, site2)), True))
         elif thread != thread2 and interval == interval2:
             same_warp = thread // 32 == thread2 // 32
-            if not (same_warp and warp_interval != warp_interval2):
+            ordered = same_warp and warp_interval != warp_interval2
+            ordered |= thread // 16 == thread2 // 16 and waited != waited2
+            if not ordered:
                 races.add((*sorted((site, site2)), False))
     return races
 
@@ -349,20 +370,30 @@ def test_blocks_that_are_stood_for_are_covered_and_race_where_they_overlap() -> 
             assert hazard.accesses == many
 
 
-def _draw_events(data: st.DataObject, script: Script, steps: int) -> None:
+def _draw_events(data: st.DataObject, script: Script, steps: int, *more: str) -> None:
     names = sorted(name for name in script.sites if name != "barrier")
     for _ in range(steps):
-        what = data.draw(st.sampled_from([*names, "barrier", "syncwarp"]))
+        what = data.draw(st.sampled_from([*names, "barrier", "syncwarp", *more]))
         if what == "barrier":
             script.barrier()
         elif what == "syncwarp":
-            script.warp_interval[:, data.draw(st.integers(0, 1))] += 1
+            script.sync_warp(data.draw(st.integers(0, 1)))
+        elif what == "half a syncwarp":
+            script.sync_half_warp(data.draw(st.integers(0, 3)))
         else:
             seed = data.draw(st.integers(0, 2**32 - 1))
             rng = np.random.default_rng(seed)
             shape = (len(script.blocks), THREADS)
             active = rng.random(shape) < data.draw(st.sampled_from([0.02, 0.1, 0.5]))
             script.access(what, rng.integers(0, 32, shape), active, rng.integers(0, 2, shape))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_half_warps_that_wait_are_ordered_within_themselves(data: st.DataObject) -> None:
+    script = Script(HazardWatch(), arrays=(SHARED,))
+    _draw_events(data, script, data.draw(st.integers(1, 8)), *["half a syncwarp"] * 4)
+    assert set(script.found()) == _plain_races(script.accesses)
 
 
 @settings(max_examples=100, deadline=None)
@@ -380,7 +411,7 @@ def _assert_witness(hazard: Hazard, script: Script) -> None:
     """Both threads really touch that element there, and their kinds fit."""
     touched = {
         (array, site, block, thread, index): op
-        for array, op, site, block, thread, _, _, index in script.accesses
+        for array, op, site, block, thread, _, _, _, index in script.accesses
     }
     ops = []
     for actor in (hazard.first, hazard.second):

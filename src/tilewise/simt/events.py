@@ -125,7 +125,10 @@ class Access:
     interval : (B,) int64
         How many block barriers each block has passed.
     warp_interval : (B, W) int64
-        How many ``syncwarp`` each warp has passed.
+        How many ``syncwarp`` all running lanes of each warp have passed together.
+    some_lanes : (2, B, T) int64, optional
+        Since the last of these, how many ``syncwarp`` that name fewer lanes each thread has passed,
+        and the lanes that the last of them named. None while there are none.
     """
 
     site: Site
@@ -137,6 +140,7 @@ class Access:
     value: NDArray[Any] | None
     interval: NDArray[np.int64]
     warp_interval: NDArray[np.int64]
+    some_lanes: NDArray[np.int64] | None = None
 
 
 @dataclass(slots=True)

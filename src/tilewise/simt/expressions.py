@@ -30,18 +30,13 @@ from .lanes import cast, wrap
 from .program import UNKNOWN, Function
 from .values import AnyValue, ArrayValue, Product, Region, Specialisation, TupleValue, Value
 
-__all__ = ["Expressions", "flag"]
+__all__ = ["Expressions"]
 
 
 _INFIX = {"Add": "+", "Sub": "-", "Mult": "*", "BitAnd": "&", "BitOr": "|", "BitXor": "^"}
 _COMPARE = {"Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotEq": "!="}
 _FOLDED = {"Add": np.add, "Sub": np.subtract, "Mult": np.multiply, "Div": np.true_divide}
 _CALLED = {"FloorDiv": "floordiv", "Mod": "modulo", "LShift": "shift_left", "RShift": "shift_right"}
-
-
-def flag(name: str) -> str:
-    """What says, in an environment, whether a lane has assigned the variable of this name."""
-    return f"{name}?"
 
 
 class Expressions:
@@ -188,15 +183,7 @@ class Expressions:
 
     def _Name(self, node: ast.Name) -> AnyValue:
         if node.id in self.function.variables:
-            if node.id not in self.env:
-                raise self.error(node, f"{node.id} is used before anything is assigned to it")
-            site = self.spec.program.site(node, "variable")
-            if site is not None:
-                assigned = self.env[flag(node.id)]
-                assert isinstance(assigned, Value)
-                if assigned.constant is not True:
-                    self.emit(f"M.assigned({site.id}, {self.region.mask}, {assigned.code})")
-            return self.env[node.id]
+            return self.variable(node)
         return self._outside(node)
 
     def _outside(self, node: ast.expr) -> AnyValue:
@@ -594,6 +581,9 @@ class Expressions:
 
     def _Call(self, node: ast.Call) -> AnyValue:
         raise NotImplementedError  # in calls.py
+
+    def variable(self, node: ast.Name) -> AnyValue:
+        raise NotImplementedError  # in statements.py
 
 
 def _held(kind: str) -> str:

@@ -23,12 +23,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .expressions import flag
 from .lanes import NAMESPACE
 from .loops import Loops, NeedsMask
 from .program import Function, Program
 from .statements import End
-from .values import AnyValue, ArrayValue, Specialisation, TupleValue, Value, code_of, kind_of, named
+from .values import (
+    AnyValue,
+    ArrayValue,
+    Specialisation,
+    TupleValue,
+    Value,
+    code_of,
+    flag,
+    kind_of,
+    named,
+)
 
 __all__ = ["specialise"]
 

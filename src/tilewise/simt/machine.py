@@ -185,6 +185,8 @@ class Machine:
         self.gone: NDArray[np.bool_] | None = None
         self.interval = np.zeros(len(blocks), np.int64)
         self.warp_interval = np.zeros((len(blocks), -(-self.threads // 32)), np.int64)
+        #: What `Access.some_lanes` says, as (2, blocks, warps, 32).
+        self.some_lanes: NDArray[np.int64] | None = None
         self._declared = declared
         self._steps_left, self._max_steps = max_steps, max_steps
 

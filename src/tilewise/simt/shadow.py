@@ -40,6 +40,9 @@ Bools = NDArray[np.bool_]
 
 _LARGE = np.int64(2**62)
 
+# Bits that count the syncwarps of some lanes within a stretch of those of all.
+_SOME_LANES = 10
+
 # Rows of a log that are gathered before repeats are dropped, and spread over blocks at a time.
 _COMPACT_ROWS = 1 << 21
 
@@ -98,9 +101,12 @@ class Lanes(NamedTuple):
     thread: Ints
     granule: Ints
     interval: Ints
-    warp_interval: Ints
+    stretch: Ints
+    """What the lane has passed of ``syncwarp``: all lanes' in the upper bits, and some lanes'."""
     value: Ints | None
     """The bits stored; None for a read."""
+    named: Ints | None
+    """The lanes that each thread's last ``syncwarp`` of some lanes named, a row each lane here."""
 
     @classmethod
     def of(cls, access: Access, slots: Ints, region: Region) -> Lanes:
@@ -111,19 +117,27 @@ class Lanes(NamedTuple):
         start = access.offset.ravel()[where] + (access.array.base - region.low)
         granule = start // region.granule
         value = None if access.op == "load" else _bits(access.value, where)
+        stretch = access.warp_interval[row, thread // 32] << _SOME_LANES
+        named = None
+        if access.some_lanes is not None:
+            stretch |= access.some_lanes[0][row, thread]
+            named = access.some_lanes[1][row]
         parts = access.array.dtype.itemsize // region.granule
         if parts > 1:
             granule = (granule[:, None] + np.arange(parts)).ravel()
             row, thread = np.repeat(row, parts), np.repeat(thread, parts)
             value = None if value is None else np.repeat(value, parts)
+            stretch = np.repeat(stretch, parts)
+            named = None if named is None else np.repeat(named, parts, axis=0)
         return cls(
             slots[row],
             access.blocks[row],
             thread,
             granule,
             access.interval[row],
-            access.warp_interval[row, thread // 32],
+            stretch,
             value,
+            named,
         )
 
 
@@ -187,7 +201,8 @@ class _Marks:
 
     The lowest and the highest thread are kept: two distinct ones, where there are two, so that a
     third always finds one that is not itself. A second layer, of the stretch between two
-    ``syncwarp``, decides among lanes of one warp, for cells that one warp has to itself.
+    ``syncwarp``, decides among lanes of one warp, for cells that one warp has to itself; a third
+    among lanes that have last waited for different ones, since all of the warp have for each other.
     """
 
     def __init__(self, cells: int, warp_sync: bool) -> None:
@@ -197,12 +212,14 @@ class _Marks:
         self.value = np.zeros(cells, np.int64)
         self.mixed = np.zeros(cells, bool)
         self.within_warp = _Marks(cells, False) if warp_sync else None
+        self.between_lanes = _Marks(cells, False) if warp_sync else None
 
     def add(self, cell: Ints, lanes: Lanes) -> None:
         now = lanes.interval + 1
         self._mark(cell, now, lanes)
-        if self.within_warp is not None:
-            self.within_warp._mark(cell, now << 32 | lanes.warp_interval, lanes)
+        if self.within_warp is not None and self.between_lanes is not None:
+            self.within_warp._mark(cell, now << 32 | lanes.stretch, lanes)
+            self.between_lanes._mark(cell, now << 32 | lanes.stretch >> _SOME_LANES, lanes)
 
     def _mark(self, cell: Ints, now: Ints, lanes: Lanes) -> None:
         live = self.stamp[cell] == now
@@ -234,11 +251,20 @@ class _Marks:
             hit = live & (low_far | (high // 32 != thread // 32))
             other = np.where(low_far, low, high)
             layer = self.within_warp
-            near = layer.stamp[cell] == now << 32 | lanes.warp_interval
+            near = layer.stamp[cell] == now << 32 | lanes.stretch
             low, high = layer.low[cell], layer.high[cell]
             near &= ~hit & ((low != thread) | (high != thread))
             other = np.where(near, np.where(low != thread, low, high), other)
             hit |= near
+            if lanes.named is not None and self.between_lanes is not None:
+                layer, rows = self.between_lanes, np.arange(len(cell))
+                near = layer.stamp[cell] == now << 32 | lanes.stretch >> _SOME_LANES
+                low, high = layer.low[cell], layer.high[cell]
+                mine = lanes.named[rows, thread]
+                low_apart = lanes.named[rows, low] != mine
+                near &= ~hit & (low_apart | (lanes.named[rows, high] != mine))
+                other = np.where(near, np.where(low_apart, low, high), other)
+                hit |= near
         rows = np.flatnonzero(hit)
         if len(rows):
             at, same = cell[rows], False
@@ -280,7 +306,7 @@ class GlobalLog:
             _Rows(
                 lanes.block,
                 lanes.interval,
-                lanes.warp_interval if self._warp_sync else nothing,
+                lanes.stretch if self._warp_sync else nothing,
                 lanes.granule,
                 lanes.thread,
                 np.full(count, actor),

@@ -18,10 +18,9 @@ from typing import Literal
 from . import typing_rules as types
 from .calls import Calls
 from .dialect import english
-from .expressions import flag
 from .flow import Liveness, assigned_names
 from .program import UNKNOWN, Function
-from .values import AnyValue, ArrayValue, Region, Specialisation, TupleValue, Value
+from .values import AnyValue, ArrayValue, Region, Specialisation, TupleValue, Value, code_of, flag
 
 __all__ = ["End", "Statements"]
 
@@ -68,6 +67,16 @@ class Statements(Calls):
         self.env, self.region, self.place = env, outer, (*place[:-1], f"after.{self.count}")
 
     # -- variables
+
+    def variable(self, node: ast.Name) -> AnyValue:
+        """Read a variable; whoever reads along is told of lanes that have not assigned it."""
+        if node.id not in self.env:
+            raise self.error(node, f"{node.id} is used before anything is assigned to it")
+        site = self.spec.program.site(node, "variable")
+        if site is not None:
+            assigned = code_of(self.env[flag(node.id)])
+            self.emit(f"M.assigned({site.id}, {self.region.mask}, {assigned})")
+        return self.env[node.id]
 
     def _bind(self, name: str, value: AnyValue) -> None:
         """Let a variable be a value from here on."""

@@ -246,6 +246,12 @@ class Storage:
                 "writes to it; pass a writeable array"
             )
 
+    def _some_lanes(self) -> NDArray[np.int64] | None:
+        known = self._machine.some_lanes
+        if known is None:
+            return None
+        return known.reshape(2, len(self._machine.blocks), -1)[..., : self._machine.threads]
+
     def _report(
         self, site: int, op: str, mask: Mask, index: tuple[Index, ...], value: NDArray[Any]
     ) -> None:
@@ -265,6 +271,7 @@ class Storage:
                 value=machine.full(value).astype(self.info.dtype, copy=False),
                 interval=machine.interval,
                 warp_interval=machine.warp_interval,
+                some_lanes=self._some_lanes(),
             )
         )
 

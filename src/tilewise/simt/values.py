@@ -13,7 +13,7 @@ from .events import Space
 from .program import UNKNOWN, Program
 
 __all__ = ["AnyValue", "ArrayValue", "Declaration", "Product", "Region", "Specialisation"]
-__all__ += ["TupleValue", "Value", "code_of", "kind_of", "named"]
+__all__ += ["TupleValue", "Value", "code_of", "flag", "kind_of", "named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,11 @@ def code_of(value: AnyValue) -> str:
     if isinstance(value, TupleValue):
         return f"({''.join(f'{code_of(item)}, ' for item in value.items)})"
     return value.code
+
+
+def flag(name: str) -> str:
+    """What says, in an environment, whether a lane has assigned the variable of this name."""
+    return f"{name}?"
 
 
 def kind_of(value: AnyValue) -> Any:

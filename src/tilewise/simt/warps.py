@@ -73,9 +73,20 @@ def vote(
 
 
 def syncwarp(machine: Machine, mask: Mask, line: int, members: Any) -> None:
-    """Note that warps have passed a ``syncwarp``: what lies before it is done."""
-    active, _ = _members(machine, mask, line, members)
-    machine.warp_interval = machine.warp_interval + active.any(-1)
+    """Note that lanes have passed a ``syncwarp``: what those it names did before it is done."""
+    active, named = _members(machine, mask, line, members)
+    alive = _to_warps(machine, True if machine.gone is None else ~machine.gone)
+    unnamed = alive[..., None, :] & ((named[..., :, None] >> _LANES) & 1 == 0)
+    apart = (alive & ~active).any(-1) | (unnamed & active[..., None]).any((-1, -2))
+    here = active.any(-1)
+    machine.warp_interval = machine.warp_interval + (here & ~apart)
+    if not (here & apart).any() and machine.some_lanes is None:
+        return
+    passed, last = machine.some_lanes if machine.some_lanes is not None else (0 * named, 0 * named)
+    some = active & apart[..., None]
+    together = (here & ~apart)[..., None]
+    passed = np.where(together, 0, passed + some)
+    machine.some_lanes = np.stack((passed, np.where(together, 0, np.where(some, named, last))))
 
 
 def active_lanes(machine: Machine, mask: Mask) -> NDArray[Any]:

@@ -37,14 +37,15 @@ Dim = tuple[int, int, int]
 class SiteFlow:
     """What one place in the source depends on.
 
-    ``index`` decides which element is touched, ``guard`` whether a thread gets there at all, and
-    ``repeat`` how often. ``offset`` is the byte offset from the array's first element, None at a
-    barrier or branch.
+    ``index`` decides which element is touched, ``guard`` whether a thread gets there at all,
+    ``repeat`` how often, and ``value`` what is stored there. ``offset`` is the byte offset from
+    the array's first element, None at a barrier or branch.
     """
 
     index: Deps = NOTHING
     guard: Deps = NOTHING
     repeat: Deps = NOTHING
+    value: Deps = NOTHING
     offset: Value | None = None
     buffer: int | None = None
     """Which buffer of global memory it touches; views of one share it."""
@@ -317,6 +318,9 @@ class _Reader(Expressions):
                 part = self.element(array, target.slice, scope)
                 self.touch(target, "store", part)
                 self.store(part, _deps(value))
+                site = self.program.site(target, "store")
+                if site is not None and site.id in self.flow.sites:
+                    self.flow.sites[site.id].value |= _deps(value)
 
     def _augmented(self, node: ast.AugAssign, scope: Scope) -> None:
         read = node.target
@@ -357,8 +361,11 @@ class _Reader(Expressions):
         self._merge(scope, taken, other)
 
     def _merge(self, scope: Scope, *paths: Scope) -> None:
+        unsure = {read.id for read in self.function.unsure}
         for name in dict.fromkeys(name for path in paths for name in path):
             values = [path[name] for path in paths if name in path]
+            if len(values) < len(paths) and name in unsure:
+                values.append(constant(0))  # what is read unassigned
             first = values[0]
             if all(value == first for value in values):
                 scope[name] = first

@@ -29,6 +29,7 @@ from .dataflow import Flow, analyse
 from .recorder import Recorder, SiteTotals
 from .story import Follower, follow
 from .trial import Trial, filled
+from .values import is_data
 
 __all__ = ["MAX_STEPS", "Evidence", "gather"]
 
@@ -77,18 +78,31 @@ class Evidence:
 
     @property
     def holds_for_all_data(self) -> bool:
-        """Whether nothing that is loaded decides an address, a bound or a branch."""
-        return not self.flow.tainted
+        """Whether nothing that is loaded decides an address, a bound, a branch or a race."""
+        return not self.flow.tainted and not any(map(self.agrees_by_data, self.hazards))
 
     @property
     def data_dependence(self) -> str:
         """In words, for what data the findings hold."""
+        for hazard in filter(self.agrees_by_data, self.hazards):
+            site = hazard.first.site
+            return (
+                f"line {site.line} writes one element by several threads ({site.text}), and what "
+                "they write is loaded: that they agree holds for these data"
+            )
         if not self.flow.tainted:
             return (
                 "no loaded value reaches an address, a bound or a branch: this holds for all data"
             )
         line, text = min(self.flow.tainted.items())
         return f"line {line} depends on loaded values ({text}): this holds for these data"
+
+    def agrees_by_data(self, hazard: Hazard) -> bool:
+        """Whether writes that race store the same value in these data, and need not in others."""
+        if not hazard.same_value or hazard.second is None:
+            return False
+        sites = (hazard.first.site.id, hazard.second.site.id)
+        return any(is_data(self.flow.sites[site].value) for site in sites)
 
     @cached_property
     def arrays(self) -> dict[str, ArrayInfo]:

@@ -113,6 +113,8 @@ def _race(hazard: Hazard, second: Actor, evidence: Evidence) -> tuple[Severity, 
             accesses = _count(hazard.accesses, "access" if hazard.accesses == 1 else "accesse")
             message += f" ({accesses} in {_count(hazard.blocks, 'block')})"
         advice = _where_to_wait(first, second)
+    if hazard.same_value and evidence.agrees_by_data(hazard):
+        return "warning", f"{message}; all write the same value, in these data", advice
     if hazard.same_value:
         return "note", f"{message}; all write the same value, which does no harm here", advice
     return "error", message, advice

@@ -96,7 +96,8 @@ def headline(report: Report) -> Headline:
     if unchecked:
         said = f"{len(unchecked)} of {_plural(len(decisive), 'claim')} could not be checked"
         return Headline("NOT CHECKED", "?", "unsure", f"{said}: {unchecked[0].claim}")
-    said = "no race, nothing out of range or read before it is written, "
+    raced = any(f.second is not None for f in report.findings)  # with the same values
+    said = f"no {'harmful ' * raced}race, nothing out of range or read before it is written, "
     said += "for all data" if report.all_data else "in this launch and on these data"
     if decisive:
         said += f"; {_plural(len(decisive), 'claim')} hold{'s' * (len(decisive) == 1)}"

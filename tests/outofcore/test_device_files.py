@@ -347,36 +347,73 @@ with pytest.MonkeyPatch.context() as patch, fake_gpus(patch):
 """
 
 
+class Killed:
+    """Runs of the command line that are killed at some event: a read, a write, a line recorded."""
+
+    def __init__(self, out: str) -> None:
+        root = str(Path(__file__).parents[2])
+        self.out = out
+        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, *sys.path])}
+        self.command = ["mul", "a.npy", "b.npy", "-o", out, "--memory", MEMORY, "--quiet"]
+        self.command += ["--devices", "cuda:0"]
+
+    def run(self, events: int) -> int:
+        child = [sys.executable, "-c", CHILD, str(events), *self.command]
+        return subprocess.run(child, env=self.environment, check=False).returncode
+
+    def check_what_is_recorded(self) -> set[int]:
+        """Return which tiles are, after comparing what stands in their places."""
+        if not Path(f"{self.out}.part").exists():
+            return set()
+        part, tiles, done = load_part(self.out), dict(tiles_of()), finished(self.out)
+        for tile in done:
+            assert (part[tiles[tile]] == expected()[tiles[tile]]).all()
+        return done
+
+
 @pytest.mark.parametrize("out", OUTPUTS[:2])
 def test_killed_and_finished_it_has_the_same_bytes(squares: Path, out: str, rng: Any) -> None:
-    root = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, *sys.path])}
-    command = ["mul", "a.npy", "b.npy", "-o", out, "--memory", MEMORY, "--quiet"]
-    command += ["--devices", "cuda:0"]
-
-    def run(events: int) -> int:
-        child = [sys.executable, "-c", CHILD, str(events), *command]
-        return subprocess.run(child, env=environment, check=False).returncode
-
+    killed = Killed(out)
     for events in (60, int(rng.integers(5, 50))):
-        assert run(events) == -signal.SIGKILL
+        assert killed.run(events) == -signal.SIGKILL
         assert not Path(out).exists()
-        if Path(f"{out}.part").exists():  # what the journal says is true
-            part, tiles = load_part(out), dict(tiles_of(out))
-            for tile in finished(out):
-                assert (part[tiles[tile]] == expected()[tiles[tile]]).all()
-    assert run(10**9) == 0
+        killed.check_what_is_recorded()
+    assert killed.run(0) == 0
     assert load(out).tobytes() == expected().tobytes()
     assert names() == ["a.npy", "b.npy", out]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_killed_at_twenty_random_moments(squares: Path, out: str, rng: Any) -> None:
+    killed, done, kills = Killed(out), set(), 0
+    while kills < 20:
+        code = killed.run(int(rng.integers(2, 60)))
+        if code == 0:
+            assert load(out).tobytes() == expected().tobytes()
+            assert names() == ["a.npy", "b.npy", out]
+            Path(out).unlink() if Path(out).is_file() else os.rename(out, f"../old{kills}")
+            done = set()
+            continue
+        assert code == -signal.SIGKILL
+        kills += 1
+        before, done = done, killed.check_what_is_recorded()
+        assert before <= done, "what was finished stays"
+    assert killed.run(0) == 0
+    assert load(out).tobytes() == expected().tobytes()
 
 
 def load_part(out: str) -> Any:
     if out.endswith(".npy"):
         return np.lib.format.open_memmap(f"{out}.part", mode="r")
-    return zarr.open_array(f"{out}.part", mode="r")[:]
+    if out.endswith(".zarr"):
+        return zarr.open_array(f"{out}.part", mode="r")[:]
+    with h5py.File(f"{out}.part") as file:
+        return file["c"][:]
 
 
-def tiles_of(out: str) -> Any:
+def tiles_of() -> Any:
     with pytest.MonkeyPatch.context() as patch, fake_gpus(patch):
         return tw.plan("a.npy", "b.npy", memory=MEMORY, devices="cuda:0").schedule.tiles()
 

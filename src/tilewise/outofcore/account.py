@@ -26,7 +26,9 @@ class Progress:
     read_bytes: int  #: in this run, as the two below
     written_bytes: int
     seconds: float
-    waited_seconds: float  #: of these, in which nothing was computed for want of data or of room
+    waited_seconds: float
+    """Of these, in which nothing was computed for want of data or of room; with GPUs, in which a
+    thread read or wrote files, on average."""
     kept_flops: int = 0  #: of ``flops``, in earlier runs
     repaired_tiles: int = 0  #: computed again, since ``verify`` found wrong elements in them
     beside_disk: Literal["compute", "bus"] = "compute"  #: what a GPU is limited by if not by files

@@ -490,6 +490,56 @@ def test_an_output_replaces_its_like_and_nothing_else(folder: Path) -> None:
         multiply_files("g.zarr/c", x, "g.zarr/c")
 
 
+def test_an_open_array_is_known_by_where_it_is(folder: Path) -> None:
+    x = np.arange(16.0).reshape(4, 4)
+    y = zarr.create_array("z.zarr", data=x)
+    zarr.open_group("g.zarr", mode="w").create_array("in", data=x)
+    inside = zarr.open_group("g.zarr", mode="r+")["in"]
+    np.save("n.npy", x)
+    os.link("n.npy", "hard.npy")
+    Path("soft.npy").symlink_to("n.npy")
+    Path("soft.zarr").symlink_to("z.zarr")
+    mapped = np.load("n.npy", mmap_mode="r+")
+    with h5py.File("h.h5", "w") as file:
+        file["x"], file["y"] = x, x
+        file.create_dataset("chunked", data=x, chunks=(2, 2))
+        file["again"] = h5py.SoftLink("/chunked")
+        h = file["x"]
+        cases: list[tuple[Any, Any]] = [
+            (y, "z.zarr"),
+            (y, "soft.zarr"),
+            ("z.zarr", zarr.open_array("z.zarr", mode="r+")),
+            (y, zarr.open_array("soft.zarr", mode="r+")),
+            ("g.zarr:/in", inside),
+            (inside, "g.zarr/in"),
+            *((view, n) for n in ("n.npy", "hard.npy", "soft.npy") for view in (
+                mapped[::2, ::2], np.asarray(mapped), np.load("n.npy", mmap_mode="c")
+            )),
+            ("hard.npy", mapped),
+            (np.asarray(mapped), np.load("soft.npy", mmap_mode="r+")),
+            (h, "h.h5"),
+            (h, "h.h5:/x"),
+            (file["chunked"], file["again"]),
+        ]  # fmt: skip
+        before = sorted(os.listdir())
+        for operand, out in cases:
+            for a, b in ((operand, np.ones((4, 4))), (np.ones((4, 4)), operand)):
+                if getattr(operand, "shape", None) == (2, 2):
+                    a, b = operand, operand
+                with pytest.raises(FileError, match="same file as|its memory or file|holds more"):
+                    multiply_files(a, b, out)
+        assert sorted(os.listdir()) == before
+        multiply_files(h, file["y"], file["chunked"])  # of one file, each in a place of its own
+        assert np.array_equal(file["chunked"][...], x @ x)
+        multiply_files(y, inside, "c.npy")
+    with h5py.File("h.h5", "r+") as file:
+        for place in ("x", "y"):  # its file would be seen to change
+            with pytest.raises(FileError, match="shares its memory or file"):
+                multiply_files("h.h5:/x", x, file[place])
+    assert np.array_equal(np.load("n.npy"), x)
+    assert np.array_equal(np.load("c.npy"), x @ x)
+
+
 def spoil_chunk(path: str, chunk: tuple[int, int]) -> None:
     if path.endswith(".zarr"):
         Path(path, "c", *map(str, chunk)).write_bytes(b"no chunk of yours")

@@ -27,7 +27,7 @@ from ..numerics import dtypes
 from . import hdf5, npy, zarrs
 from .flat import Box, FlatFile, FlatOutput, mapped_file, sync_path
 from .journal import Journal
-from .stores import Layout, Store, StoreMatrix, StoreOutput
+from .stores import Layout, Store, StoreMatrix, StoreOutput, place_of
 
 __all__ = ["FileOperand", "FilePath", "Layout", "Matrix", "Output", "Target", "open_matrix"]
 
@@ -89,7 +89,8 @@ def open_matrix(operand: FileOperand, name: str) -> Matrix:
             dtypes.canonical(dtype, name)
             if isinstance(operand, np.memmap) and (flat := mapped_file(operand, name)) is not None:
                 return flat
-            return StoreMatrix.of(operand, name, type(operand).__name__, dtype)
+            label = type(operand).__name__
+            return StoreMatrix.of(operand, name, label, dtype, path=place_of(operand))
         raise FileError(
             f"{name} is {type(operand).__name__}, neither a path nor a store; matmul multiplies "
             "arrays, and out=np.memmap(...) sends their product to a file"
@@ -381,8 +382,7 @@ def _is_of(x: Matrix, store: Any) -> bool:
         and np.may_share_memory(own, store)
     ):
         return True
-    if not hasattr(store, "__getitem__"):
+    path = place_of(store)
+    if path is None or getattr(store, "mode", None) == "c" or not x.is_same_file(path):
         return False
-    with open_matrix(store, "out") as place:
-        path = place.path
-    return path is not None and x.is_same_file(path)
+    return not hdf5.is_apart(x, store)

@@ -21,7 +21,14 @@ from .flat import FlatFile, reserve, stamp
 from .npy import element_type
 from .stores import Layout, StoreMatrix
 
-__all__ = ["SUFFIXES", "create_hdf5", "hdf5_offset", "holds_only", "open_hdf5"]
+__all__ = [
+    "SUFFIXES",
+    "create_hdf5",
+    "hdf5_offset",
+    "holds_only",
+    "is_apart",
+    "open_hdf5",
+]
 
 #: Endings of the names of HDF5 files.
 SUFFIXES = (".h5", ".hdf5", ".he5", ".nxs")
@@ -127,6 +134,19 @@ def holds_only(path: Path, inner: str) -> bool:
             return isinstance(place, h5py.Dataset) and not len(place.attrs)
     except (OSError, RuntimeError, KeyError):
         return False
+
+
+def is_apart(x: FlatFile | StoreMatrix, store: Any) -> bool:
+    """Whether ``x`` and a store of the same file are two datasets that the caller has open.
+
+    A file that is opened here must rest while it is read, all of it.
+    """
+    own: Any = getattr(x, "store", None)
+    if any(not hasattr(y, "id") or not hasattr(y, "file") for y in (own, store)) or x.stamp:
+        return False
+    from h5py import h5o
+
+    return bool(h5o.get_info(own.id).addr != h5o.get_info(store.id).addr)
 
 
 def _h5py(name: str) -> ModuleType:

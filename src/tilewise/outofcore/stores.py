@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +24,16 @@ from ..numerics.dtypes import is_extension
 from ..numerics.panels import release
 from .flat import Box, reserve
 
-__all__ = ["COPIES", "LARGEST_PART", "Layout", "Store", "StoreMatrix", "StoreOutput", "parts"]
+__all__ = [
+    "COPIES",
+    "LARGEST_PART",
+    "Layout",
+    "Store",
+    "StoreMatrix",
+    "StoreOutput",
+    "parts",
+    "place_of",
+]
 
 #: What a store is asked for at once, at most: several chunks, which some stores read in parallel.
 LARGEST_PART = 16 << 20
@@ -308,6 +318,26 @@ class StoreOutput:
     def _refused(self, part: Box, error: Exception) -> FileError:
         """Return the error for values that the store would not take."""
         return FileError(f"{self._name} cannot be written at {_place(part)}: {_said(error)}")
+
+
+def place_of(store: Any) -> Path | None:
+    """Return the file or folder that a caller's store keeps its elements in, if that is seen.
+
+    Memory maps and views of them, HDF5 datasets and Zarr arrays say it.
+    """
+    base = store
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap) and base.filename is not None:
+            return Path(base.filename)
+        base = base.base
+    filename = getattr(getattr(store, "file", None), "filename", None)
+    if isinstance(filename, (str, bytes)):
+        return Path(os.fsdecode(filename))
+    keeper = getattr(getattr(store, "store_path", None), "store", None)
+    root = getattr(keeper, "root", None) or getattr(keeper, "path", None)
+    if not isinstance(root, (str, os.PathLike)):
+        return None
+    return Path(root) / str(getattr(store, "path", "")) if Path(root).is_dir() else Path(root)
 
 
 def parts(box: Box, chunks: tuple[int, ...], most: int) -> Iterator[Box]:

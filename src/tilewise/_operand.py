@@ -6,10 +6,11 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import ShapeError, describe
 
-__all__ = ["Operand", "c_strides", "result_shape"]
+__all__ = ["Operand", "c_strides", "result_shape", "stored", "stored_shape"]
 
 
 class Operand(NamedTuple):
@@ -63,22 +64,15 @@ class Operand(NamedTuple):
 
     def copied(self, dtype: np.dtype[Any]) -> Operand:
         """Describe the copy that a GPU gets: C-contiguous, a broadcast axis still a stride of 0."""
-        stored = tuple(
-            1 if step == 0 and n > 1 else n
-            for n, step in zip(self.shape, self.strides, strict=True)
-        )
-        steps = c_strides(stored, dtype.itemsize)
-        strides = tuple(
-            0 if n != size else step
-            for n, size, step in zip(self.shape, stored, steps, strict=True)
-        )
+        sizes = stored_shape(self.shape, self.strides)
+        steps = zip(self.shape, sizes, c_strides(sizes, dtype.itemsize), strict=True)
+        strides = tuple(0 if n != size else step for n, size, step in steps)
         return Operand(self.shape, dtype, strides)
 
     @property
     def stored_bytes(self) -> int:
         """Bytes in memory of a broadcast operand, whose axes of stride 0 are stored once."""
-        sizes = [n for n, step in zip(self.shape, self.strides, strict=True) if step or n == 0]
-        return math.prod(sizes) * self.dtype.itemsize
+        return math.prod(stored_shape(self.shape, self.strides)) * self.dtype.itemsize
 
     @property
     def span_bytes(self) -> int:
@@ -144,6 +138,16 @@ def result_shape(a: Operand, b: Operand) -> tuple[tuple[int, ...], int, int, int
         ) from None
     shape = batch + ((m,) if len(a.shape) > 1 else ()) + ((n,) if len(b.shape) > 1 else ())
     return batch, m, n, k, shape
+
+
+def stored_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of what is there: one place of each axis whose stride is 0."""
+    return tuple(1 if step == 0 and n > 1 else n for n, step in zip(shape, strides, strict=True))
+
+
+def stored(x: NDArray[Any]) -> NDArray[Any]:
+    """Return a view without what repeats."""
+    return x[tuple(slice(n) for n in stored_shape(x.shape, x.strides))]
 
 
 def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from . import _recipe
 from ._memory import format_bytes, over_budget
-from ._operand import Operand
+from ._operand import Operand, stored, stored_shape
 from .errors import BudgetError, OptionError
 from .kernels.steps import chains
 from .numerics.dtypes import is_extension
@@ -275,7 +275,7 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
     if streams.is_folded:
         x, y = x.reshape(-1, x.shape[-1]), y[(0,) * (y.ndim - 2)]
         c = c.reshape(-1, c.shape[-1])  # a copy, if the matrices of out lie apart
-    ends = HostArray(_once(_carried(x))), HostArray(_once(_carried(y))), HostArray(_carried(c))
+    ends = HostArray(stored(_carried(x))), HostArray(stored(_carried(y))), HostArray(_carried(c))
     run(streams, *ends)
     if out is not None and not np.may_share_memory(c, out):
         np.copyto(out, c.reshape(out.shape))
@@ -377,14 +377,11 @@ def _factor(
     repeats_size, repeats_k = size_step == 0 and size > 1, k_step == 0 and k > 1
     far = size > 1 and not repeats_size, k > 1 and not repeats_k
     along_k = far[1] and (not far[0] or abs(k_step) <= abs(size_step))
-    batch = tuple(
-        1 if step == 0 else n for n, step in zip(x.shape[:-2], x.strides[:-2], strict=True)
-    )
     return Factor(
         size=size,
         itemsize=dtype.itemsize,
         along_k=along_k,
-        batch=batch,
+        batch=stored_shape(x.shape[:-2], x.strides[:-2]),
         repeats_size=repeats_size,
         repeats_k=repeats_k,
     )
@@ -531,16 +528,6 @@ def _row_step(x: Operand) -> int | None:
 def _is_transpose(a: Array, b: Array) -> bool:
     place = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
     return place[0] == place[1] and a.strides == b.strides[::-1]
-
-
-def _once(x: Array) -> Array:
-    """Return a view without what repeats: one place of each axis whose stride is 0."""
-    return x[
-        tuple(
-            slice(0, 1) if step == 0 and size > 1 else slice(None)
-            for size, step in zip(x.shape, x.strides, strict=True)
-        )
-    ]
 
 
 def _carried(x: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise._operand import c_strides
+from tilewise._operand import Operand, c_strides, stored
 from tilewise.errors import DeviceError, DTypeError
 
 from . import driver, streams
@@ -122,15 +122,8 @@ def view(x: Any, name: str, stream: int | None) -> DeviceArray:
 @contextmanager
 def to_device(x: NDArray[Any], index: int, stream: int) -> Iterator[DeviceArray]:
     """Lend a copy of a host array on a GPU; a broadcast one is not expanded."""
-    single = tuple(
-        slice(0, 1) if step == 0 and n > 1 else slice(None)
-        for n, step in zip(x.shape, x.strides, strict=True)
-    )
-    compact = np.ascontiguousarray(x[single], x.dtype.newbyteorder("="))
-    strides = tuple(
-        0 if n != size else step
-        for n, size, step in zip(x.shape, compact.shape, compact.strides, strict=True)
-    )
+    compact = np.ascontiguousarray(stored(x), x.dtype.newbyteorder("="))
+    strides = Operand.of(x).copied(compact.dtype).strides
     with allocate(compact.nbytes, index, stream, "an operand") as memory:
         write(memory, compact, stream)
         yield DeviceArray(memory.pointer, x.shape, strides, compact.dtype, index, True, memory)

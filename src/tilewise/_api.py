@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -234,8 +233,7 @@ class _Options(NamedTuple):
     taken_bytes: int = 0  #: of ``memory``, by other products
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
+class _Product(NamedTuple):
     """A product that is planned, and not yet computed."""
 
     plan: Plan
@@ -261,7 +259,7 @@ class _Product:
         return held if made.asked.out is None else 0
 
     def replanned(self, options: _Options) -> _Product:
-        return replace(self, plan=_planned(*self.seen, options))
+        return self._replace(plan=_planned(*self.seen, options))
 
     def check_out(self) -> None:
         """Raise unless ``out`` can take the result."""
@@ -274,7 +272,7 @@ class _Product:
     def run(self, asked: Hashable = None) -> Any:
         (a, b, out), (x, y, target) = self.given, self.seen
         if self.stream is None:
-            return run_on_host(self.plan, x, y, out, a, b)
+            return run_on_host(self.plan, x, y, out, a, b, any(self.plan.asked.overlaps))
         return run_on_device(self.plan, x, y, out, target, a, b, self.stream, asked)
 
 
@@ -362,12 +360,11 @@ def _planned(x: Any, y: Any, out: Any, options: _Options, *, updates: bool = Fal
 
 def _place(out: Any, x: Any, y: Any) -> tuple[Operand, tuple[bool, bool]]:
     """Describe where a result goes, and say whether it shares memory with each operand."""
-    if hasattr(out, "owner"):
+    if type(out) is not np.ndarray and hasattr(out, "owner"):
         return layout(out), (out.overlaps(x), out.overlaps(y))
-    if type(out) is not np.ndarray:
+    if not (type(out) is type(x) is type(y) is np.ndarray and _arrays.overlap(out, x, y)):
         return layout(out), (False, False)
-    shared = [type(z) is np.ndarray and _arrays.overlap(out, z) for z in (x, y)]
-    return layout(out), (shared[0], shared[1])
+    return layout(out), (_arrays.overlap(out, x), _arrays.overlap(out, y))
 
 
 def _whole_bytes(x: Any, memory: Any) -> int | None:

@@ -267,7 +267,7 @@ def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
 
     Two memory maps of one file share it at different addresses: any two count.
     """
-    file = _mapped_file(out)
+    file = None if out.base is None else _mapped_file(out)
     for x in operands:
         if np.may_share_memory(out, x):
             try:

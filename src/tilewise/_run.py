@@ -53,12 +53,26 @@ def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
     return run_on_device(plan, p, q, out, target, a, b, handle, asked=plan.how)
 
 
-def run_on_host(plan: Plan, x: NDArray[Any], y: NDArray[Any], out: Any, a: Any, b: Any) -> Any:
-    """Run a plan on the host arrays ``x`` and ``y`` that the operands ``a`` and ``b`` became."""
+def run_on_host(
+    plan: Plan,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    out: Any,
+    a: Any,
+    b: Any,
+    overlaps: bool | None = None,
+) -> Any:
+    """Run a plan on the host arrays ``x`` and ``y`` that the operands ``a`` and ``b`` became.
+
+    ``overlaps`` says whether ``out`` shares memory with one of them, if that is known.
+    """
     target = None if out is None else _arrays.adopt_out(out, plan.shape, plan.dtype, "out")
     # A wrong result must not replace what is there, nor an operand change while it is read.
-    is_apart = target is None or plan.verify or _arrays.overlap(target, x, y)
-    _check_room(plan, target, is_apart)
+    is_apart = target is None or plan.verify
+    if not is_apart and target is not None:
+        is_apart = _arrays.overlap(target, x, y) if overlaps is None else overlaps
+    if is_apart or plan.asked.memory_bytes is not None:
+        _check_room(plan, target, is_apart)
     if target is not None and not is_apart:
         plan.how.multiply(plan, x, y, target)
         return out

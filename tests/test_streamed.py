@@ -147,12 +147,36 @@ def test_operands_of_odd_sizes_are_aligned_where_their_kernels_are_told_so(
                 assert (out == a @ b).all()
 
 
-def test_a_folded_batch_goes_into_matrices_that_lie_apart(cuda: Any, rng: Any) -> None:
-    a, b = small_integers(rng, (5, 30, 25), "float32"), small_integers(rng, (25, 35), "float32")
-    out = poisoned((5, 40, 35), "float32")[:, :30]
-    tw.matmul(a, b, out=out, devices="cuda:0")
+def test_a_batch_goes_into_matrices_that_lie_apart_and_no_copy_is_made(cuda: Any, rng: Any) -> None:
+    a, b = small_integers(rng, (5, 300, 25), "float32"), small_integers(rng, (25, 350), "float32")
+    out = poisoned((5, 400, 350), "float32")[:, :300]
+    plan = tw.plan(a, b, out=out, devices="cuda:0", memory="4MiB")
+    assert not plan.how.is_folded
+    assert tw.plan(a, b, out=np.empty(out.shape, "f4"), devices="cuda:0").how.is_folded
+    plan(a, b, out=out)
     assert (out == a @ b).all()
-    assert np.isnan(out.base[:, 30:]).all()
+    assert np.isnan(out.base[:, 300:]).all()
+    anew = tw.plan(a, b, devices="cuda:0")
+    assert anew.how.is_folded
+    out[...] = np.nan
+    anew(a, b, out=out)  # not planned for such a place: it goes through a copy
+    assert (out == a @ b).all()
+
+
+def test_what_is_held_on_the_host_and_each_device_is_counted(cuda: Any, rng: Any) -> None:
+    a = small_integers(rng, (700, 700), "float32")
+    free = tw.plan(a, a, out=np.empty_like(a), devices="cuda:0")
+    apart = tw.plan(a, a, out=a, devices="cuda:0")
+    assert apart.held_bytes == free.held_bytes + a.nbytes
+    checked = tw.plan(a, a, out=np.empty_like(a), devices="cuda:0", verify=True)
+    assert checked.held_bytes == free.held_bytes + a.nbytes + checked.verify_bytes
+    with pytest.raises(BudgetError, match="do without verify="):
+        tw.plan(a, a, devices="cuda:0", verify=True, memory="8MiB")
+    expected = a @ a
+    with pytest.raises(BudgetError, match="shares no memory with an operand"):
+        tw.matmul(a, a, out=a, devices="cuda:0", memory=a.nbytes + 1000)
+    tw.matmul(a, a, out=a, devices="cuda:0")
+    assert (a == expected).all()
 
 
 def test_what_repeats_is_stored_and_moved_once(cuda: Any, rng: Any) -> None:

@@ -215,6 +215,7 @@ def plan_streams(plan: Plan, machine: Machine) -> Plan:
             len(parts) * threads.held_bytes,
             memory_bytes or 0,
             verify=plan.verify,
+            overlaps=any(plan.asked.overlaps),
         )
     streams = Streams(
         whole=whole,
@@ -274,7 +275,7 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
         )
     if streams.is_folded:
         x, y = x.reshape(-1, x.shape[-1]), y[(0,) * (y.ndim - 2)]
-        c = c.reshape(-1, c.shape[-1])  # a copy, if the matrices of out lie apart
+        c = c.reshape(-1, c.shape[-1])  # a copy, if this out does not lie as the planned one
     ends = HostArray(stored(_carried(x))), HostArray(stored(_carried(y))), HostArray(_carried(c))
     run(streams, *ends)
     if out is not None and not np.may_share_memory(c, out):
@@ -338,6 +339,8 @@ def _job(plan: Plan, whole: Recipe, machine: Machine) -> tuple[Job, bool]:
     files, is_gram = machine.files, machine.is_gram
     row_step = _row_step(a) if files is None or files.may_fold else None
     is_folded = row_step is not None and math.prod(b.shape[:-2]) == 1 and len(batch) > 0
+    if out is not None and out.shape == plan.shape:  # no part of it is copied for that
+        is_folded &= _row_step(out.as_result(plan.a, plan.b, plan.batch)) is not None
     if row_step is not None and is_folded:
         batch, m = (), math.prod(batch) * m
         a = a._replace(shape=(m, plan.k), strides=(row_step, a.strides[-1]))

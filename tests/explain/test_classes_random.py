@@ -52,8 +52,13 @@ _STATEMENTS = (
 )
 
 
-def _source(seed: int) -> str:
+def _source(seed: int, unsure: bool) -> str:
+    """A kernel; with ``unsure`` one whose variable z is not assigned on every path."""
     rng = random.Random(seed)
+    leaves = (*_LEAVES, "z") if unsure else _LEAVES
+    statements = (
+        (*_STATEMENTS, "z = {e}", "z += bx", "C[by, z % 40] = z") if unsure else _STATEMENTS
+    )
 
     def fill(template: str, depth: int) -> str:
         while "{" in template:
@@ -61,7 +66,7 @@ def _source(seed: int) -> str:
             if kind == "c":
                 choice = rng.choice(_CONDITIONS)
             else:
-                choice = rng.choice(_LEAVES if depth > 2 or rng.random() < 0.5 else _TREES)
+                choice = rng.choice(leaves if depth > 2 or rng.random() < 0.5 else _TREES)
             template = template.replace("{%s}" % kind, fill(choice, depth + 1), 1)  # noqa: UP031
         return template
 
@@ -72,7 +77,7 @@ def _source(seed: int) -> str:
         for _ in range(size):
             kind = rng.random()
             if kind < 0.6 or indent > 3:
-                lines.append(pad + fill(rng.choice(_STATEMENTS), 0))
+                lines.append(pad + fill(rng.choice(statements), 0))
             elif kind < 0.75:
                 lines.append(pad + f"if {fill('{c}', 0)}:")
                 suite(indent + 1, rng.randint(1, 2))
@@ -99,7 +104,10 @@ def _source(seed: int) -> str:
         "    S = cuda.shared.array(32, np.float32)\n"
         "    tx = cuda.threadIdx.x\n    ty = cuda.threadIdx.y\n"
         "    bx = cuda.blockIdx.x\n    by = cuda.blockIdx.y\n"
-        "    x = tx + 0\n    y = ty + bx\n    k = 0 * n\n" + "\n".join(lines) + "\n"
+        "    x = tx + 0\n    y = ty + bx\n    k = 0 * n\n"
+        + "    if n < 0:\n        z = 0 * n\n" * unsure
+        + "\n".join(lines)
+        + "\n"
     )
 
 
@@ -108,9 +116,9 @@ def _arguments() -> tuple[Any, ...]:
     return matrix, ((256,), "float32"), 24, matrix, ((64,), "float32")
 
 
-def check(seed: int) -> bool:
+def check(seed: int, *, unsure: bool = False) -> bool:
     """Hold a random kernel's classes against all of its blocks; return whether there were any."""
-    source = _source(seed)
+    source = _source(seed, unsure)
     # Races between blocks would be a reason to trace all of them after all.
     with mock.patch("tilewise.explain.evidence._may_agree", return_value=False):
         try:
@@ -131,6 +139,12 @@ def check(seed: int) -> bool:
 @given(seed=st.integers(0, 2**32))
 def test_classes_of_random_kernels_see_what_all_blocks_do(seed: int) -> None:
     check(seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_classes_agree_where_variables_may_be_unassigned(seed: int) -> None:
+    check(seed, unsure=True)
 
 
 # Each found a fault: places in one buffer that shift apart, indices beyond an array that land in it

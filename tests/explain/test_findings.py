@@ -115,17 +115,15 @@ def test_a_function_that_calls_itself_is_refused() -> None:
         explain(recursive, 1, 1, floats(1), 3)
 
 
-def null_of_block(C):  # type: ignore[no-untyped-def]
+def null_of_block(A, C):  # type: ignore[no-untyped-def]
     if cuda.blockIdx.x < 2:
         b = cuda.blockIdx.x
-    C[b * 32 + cuda.threadIdx.x] = cuda.blockIdx.x
+    C[cuda.grid(1)] = A[b * 32 + cuda.threadIdx.x]
 
 
-def test_blocks_that_assign_nothing_all_write_where_the_null_is() -> None:
-    report = explain(null_of_block, 8, 32, floats(256))
-    assert {f.kind for f in report.findings if f.severity == "error"} == {
-        "unassigned variable",
-        "write-after-write",
-    }
-    (never,) = (f for f in report.findings if f.kind == "never written")
-    assert (never.accesses, never.element) == (256 - 64, (64,))
+def test_blocks_that_assign_nothing_all_read_where_the_null_is() -> None:
+    report = explain(null_of_block, 8, 32, floats(256), floats(256))
+    (finding,) = (f for f in report.findings if f.severity == "error")
+    assert (finding.kind, finding.accesses) == ("unassigned variable", 6 * 32)
+    (read,) = (row for row in report.arrays if row.name == "A")
+    assert read.reads_range == (0, 7)

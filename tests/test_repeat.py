@@ -19,8 +19,8 @@ from tests.support import planned
 from tests.test_gpu_plan import gpu as facts_of
 from tilewise import _api, _arrays, _gpu, _libraries, _repeat
 from tilewise._operand import Operand
-from tilewise.errors import DeviceError, DTypeError, OptionError, ShapeError
-from tilewise.runtime import arrays, device, driver, streams
+from tilewise.errors import BudgetError, DeviceError, DTypeError, OptionError, ShapeError
+from tilewise.runtime import arrays, device, driver, memory, streams
 
 OTHER_STREAM = 77
 
@@ -125,10 +125,14 @@ class Machine:
         self.stream = 0
         self.streams: list[int] = []
         self.general = 0  #: products that went the general way
+        self.shrunk: list[tuple[int, int]] = []  #: workspaces, by stream and most
 
     def multiply(self, plan: Any, a: Any, b: Any, c: Any, *rest: Any) -> Any:
         self.plans[plan.how.recipe] = plan
         return self._multiply(plan, a, b, c, *rest)
+
+    def workspace(self, index: int) -> Any:
+        return SimpleNamespace(shrink=lambda *given: self.shrunk.append(given))
 
     def prepared(self, recipe: Any, index: int) -> Any:
         plan = self.plans[recipe]
@@ -178,6 +182,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(_gpu, "prepared", made.prepared)
     monkeypatch.setattr(_gpu, "multiply", made.multiply)
     monkeypatch.setattr(_gpu, "copied", copied)
+    monkeypatch.setattr(memory, "workspace", made.workspace)
     monkeypatch.setattr(arrays, "to_host", lambda x, stream: view(x.pointer, x).copy())
     monkeypatch.setattr(_repeat, "_memories", {})
     on_device = _arrays.on_device
@@ -513,3 +518,89 @@ def test_libraries_do_not_take_each_others_products(
     far = Ndarray(np.copyto(held := buffer((4, 4), "float32", skip=4), a.array) or held)
     assert (tw.matmul(far, y).array == a.array @ b.array).all()
     assert machine.general == 14
+
+
+def test_a_group_like_one_before_is_launched_at_once(machine: Machine) -> None:
+    a, b = [tensor((3, 4)) for _ in range(4)], [tensor((4, 5)) for _ in range(4)]
+    for general in (4, 4, 4):
+        for c, x, y in zip(tw.matmul(a, b), a, b, strict=True):
+            assert is_product(c, x, y)
+        assert machine.general <= general
+    b[2] = tensor((4, 6))
+    assert tw.matmul(a, b)[2].shape == (3, 6)
+    with pytest.raises(ShapeError, match="pair 3 of the group"):
+        tw.matmul(a, [*b[:3], tensor((5, 5))])
+
+
+def test_a_group_on_a_device_is_checked_whole(machine: Machine) -> None:
+    a = [tensor((4, 4)) for _ in range(3)]
+    before = [x.array.copy() for x in a]
+    wide, place = tensor((4, 8)), tensor((4, 4))
+    first, second = Tensor(wide.array[:, ::2]), Tensor(wide.array[:, 1::2])
+    for out in (
+        [place, place, first],
+        [a[1], place, first],
+        [Tensor(wide.array[:, :4]), first, place],
+    ):
+        with pytest.raises(ShapeError, match=r"out\[0\] shares memory with an array of another"):
+            tw.matmul(a, a, out=out)
+    with pytest.raises(ShapeError, match="pair 2 of the group: out"):
+        tw.matmul(a, a, out=[place, first, tensor((3, 3))])
+    with pytest.raises(BudgetError, match="pair 0 of the group: the results of all others take"):
+        tw.matmul(a, a, memory=100)
+    assert not machine.streams
+    tw.matmul(a, a, out=[first, second, place])  # which alternate, and share nothing
+    for x, y, z in zip(a, before, (first, second, place), strict=True):
+        assert np.array_equal(x.array, y)
+        assert is_product(z, x, x)
+
+
+def test_a_budget_is_of_the_device_and_counts_copies(
+    machine: Machine,
+) -> None:
+    a, b, c = tensor((16, 16)), tensor((16, 16)), tensor((16, 16))
+    assert tw.plan(a, b, memory="50%").asked.memory_bytes == facts_of().memory_bytes // 2
+    assert "allowed on cuda:0" in str(tw.plan(a, b, memory="50%"))
+    with pytest.raises(OptionError, match="is not a budget"):
+        tw.plan(a, b, memory="half")
+    before = a.array.copy()
+    plan = tw.plan(a, b, out=c, memory=2000)
+    assert tw.plan(a, b, out=a).held_bytes == 1024 + 16
+    with pytest.raises(BudgetError, match="an out that shares no memory with an operand"):
+        tw.matmul(a, a, out=a, memory=2000)
+    apart = tw.plan(a, a, out=c, memory=2000)
+    with pytest.raises(BudgetError, match="shares no memory"):
+        apart(a, a, out=a)
+    assert np.array_equal(a.array, before)
+    assert not machine.streams
+    plan(a, b, out=c)
+    assert is_product(c, a, b)
+    tw.matmul(a, b, out=a, memory=2000)
+    assert np.array_equal(a.array, before @ b.array)
+    assert machine.shrunk == [(streams.DEFAULT, 2000), (streams.DEFAULT, 2000 - 1040)]
+
+
+def test_a_workspace_gives_back_what_a_budget_has_no_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    freed = []
+
+    class Memory:
+        def __init__(self, nbytes: int) -> None:
+            self.nbytes, self.pointer = nbytes, 4096
+
+        def free(self, stream: int) -> None:
+            freed.append((self.nbytes, stream))
+
+    monkeypatch.setattr(memory, "allocate", lambda nbytes, *_: Memory(nbytes))
+    monkeypatch.setattr(streams, "identity", lambda stream, index: stream or None)
+    space = memory.Workspace(0)
+    space.shrink(5, 0)
+    for stream in (5, 6):
+        with space.on(stream, 1000):
+            pass
+    space.shrink(5, 1000)
+    space.shrink(0, 0)  # of a stream that is captured
+    assert space.held_bytes == 2000
+    space.shrink(5, 999)
+    assert (freed, space.held_bytes) == ([(1000, 5)], 1000)

@@ -150,6 +150,10 @@ def multiply(
     """
     assert isinstance(plan.how, OnGpu)
     put = prepared(plan.how.recipe, c.index)
+    budget = plan.asked.memory_bytes
+    if budget is not None:  # products before may have had more
+        others = plan.held_bytes - plan.workspace_bytes
+        memory.workspace(c.index).shrink(stream, budget - others)
     with ExitStack() as held:
         if c.overlaps(a):
             a = held.enter_context(copied(a, stream))

@@ -108,6 +108,7 @@ def run_on_device(
         result, target = _arrays.empty_like(a, b, plan.shape, plan.dtype, x.index, stream)
     else:
         _arrays.check_out(target, plan.shape, plan.dtype, "out", not target.is_readonly)
+        _check_copies(plan, x, y, target)
     if not plan.verify:
         put = _gpu.multiply(plan, x, y, target, stream)
         if asked is not None:
@@ -169,6 +170,27 @@ def _check_room(plan: Plan, target: NDArray[Any] | None, is_apart: bool) -> None
             f"the result {plan.shape} {plan.dtype} needs {size(held)} and this machine "
             f"has {size(available)} free; pass out=np.memmap(...) to write it to a file, or "
             "multiply files with tilewise mul"
+        )
+
+
+def _check_copies(plan: Plan, x: DeviceArray, y: DeviceArray, target: DeviceArray) -> None:
+    """Raise BudgetError if the budget has no room for copies of what ``out`` overlaps."""
+    budget = plan.asked.memory_bytes
+    if budget is None:
+        return
+    extra = sum(
+        layout(z).span_bytes
+        for z, is_counted in zip((x, y), plan.asked.overlaps, strict=True)
+        if target.overlaps(z) and not is_counted
+    )
+    if plan.held_bytes + extra > budget:
+        raise _memory.over_budget(
+            f"{plan.shape} {plan.dtype}",
+            0,
+            plan.held_bytes + extra,
+            budget,
+            verify=plan.verify,
+            overlaps=True,
         )
 
 

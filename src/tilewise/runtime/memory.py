@@ -246,6 +246,16 @@ class Workspace:
                 stretch.memory = allocate(nbytes, self._index, stream, what)
             yield stretch.memory.pointer
 
+    def shrink(self, stream: int, most: int) -> None:
+        """Give back what is kept for a stream, in its order, if that is more than ``most``."""
+        identity = streams.identity(stream, self._index)
+        with self._lock:
+            stretch = None if identity is None else self._stretches.get(identity)
+        if stretch is not None:
+            with stretch.lock:
+                if stretch.memory is not None and stretch.memory.nbytes > most:
+                    stretch.free(stream)
+
     @property
     def held_bytes(self) -> int:
         """How much is held now."""

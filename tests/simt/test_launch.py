@@ -190,6 +190,26 @@ def test_too_much_shared_memory():
         simt.launch(kernel, 1, 1, np.zeros(1))
 
 
+def test_a_thread_has_local_arrays_up_to_a_limit():
+    def kernel(out):
+        a = cuda.local.array((256, 256), np.float64)
+        b = cuda.local.array(1, np.float64)
+        b[0] = 2
+        a[255, 255] = cuda.grid(1)
+        out[cuda.grid(1)] = a[255, 255] + b[0]
+
+    def within(out):
+        a = cuda.local.array((256, 256), np.float64)
+        a[255, 255] = cuda.grid(1)
+        out[cuda.grid(1)] = a[255, 255]
+
+    with pytest.raises(KernelError, match=r"524296 bytes of local arrays; .* 524288 \(512 KiB\)"):
+        simt.launch(kernel, 1, 1, np.zeros(1))
+    out = np.zeros(1024)
+    simt.launch(within, 32, 32, out)  # block by block, or it would take 512 MiB
+    assert (out == np.arange(1024)).all()
+
+
 def test_a_read_only_array_is_not_written():
     out = np.zeros(4)
     out.flags.writeable = False

@@ -35,6 +35,10 @@ MAX_STEPS = 1_000_000
 _LANES = 12_288
 
 _SHARED_LIMIT = 48 * 1024
+#: Of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+_LOCAL_LIMIT = 512 * 1024
+#: What the local arrays of blocks that run together may take, where there is more than one.
+_LOCAL_TOGETHER = 256 << 20
 
 
 def launch(
@@ -98,6 +102,12 @@ def launch(
         )
         for item in spec.declarations.values()
     ]
+    local_bytes = sum(info.nbytes for info in declared if info.space == "local")
+    if local_bytes > _LOCAL_LIMIT:
+        raise KernelError(
+            f"{source.filename}:{source.tree.lineno}: {source.name} declares {local_bytes} bytes "
+            f"of local arrays; a thread may have {_LOCAL_LIMIT} (512 KiB)"
+        )
     if observer is not None:
         observer.on_launch(
             Launch(
@@ -116,7 +126,8 @@ def launch(
                 notes=tuple(spec.notes),
             )
         )
-    together = max(1, _LANES // geometry.threads)
+    lanes = min(_LANES, _LOCAL_TOGETHER // max(local_bytes, 1))
+    together = max(1, lanes // geometry.threads)
     with np.errstate(all="ignore"):
         for start in range(0, len(ids), together):
             group = np.asarray(ids[start : start + together], np.int64)

@@ -71,6 +71,18 @@ def test_a_variable_that_a_branch_did_not_assign() -> None:
     assert "reads x, which it has not assigned" in report.to_html()
 
 
+def squared(C, n):  # type: ignore[no-untyped-def]
+    i = cuda.grid(1)
+    if i < n:
+        x = C[i]
+    C[i] = x * x
+
+
+def test_a_variable_read_twice_on_a_line_is_one_finding() -> None:
+    _, (finding,) = _errors(squared, floats(128), 70)
+    assert (finding.accesses, finding.blocks) == (2 * 58, 2)
+
+
 def test_a_variable_of_a_loop_that_does_not_run() -> None:
     assert _errors(loop_of_no_turns, floats(128), 3)[1] == []
     _, (finding,) = _errors(loop_of_no_turns, floats(128), 0)

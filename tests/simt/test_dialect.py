@@ -534,3 +534,14 @@ def test_how_a_function_is_decorated_is_no_part_of_it():
     a = np.zeros(4, np.int64)
     simt.launch(compiled(source), 1, 4, a)
     assert a.tolist() == [0, 2, 4, 6]
+
+
+def test_a_name_stands_for_one_array():
+    def kernel(a, b):
+        chosen = a
+        if cuda.threadIdx.x > 0:
+            chosen = b
+        chosen[0] = 1
+
+    with pytest.raises(KernelError, match="chosen is one array on one path and another on another"):
+        simt.launch(kernel, 1, 2, np.zeros(1), np.zeros(1))

@@ -256,8 +256,11 @@ class HazardWatch:
             indices = [axis[rows, threads] for axis in fault.indices]
             element = tuple(int(axis[0]) for axis in indices) or None
             culprit = self._actor(int(blocks[0]), int(threads[0]), fault.site)
+            where: object = fault.site.id
+            if fault.reason == "unassigned variable":  # x * x is one thing to mend
+                where = (fault.site.filename, fault.site.line, fault.site.text)
             hazard = self._note(
-                (fault.reason, fault.site.id),
+                (fault.reason, where),
                 Hazard(fault.reason, fault.array, element, culprit),
                 blocks,
             )

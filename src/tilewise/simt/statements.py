@@ -92,10 +92,12 @@ class Statements(Calls):
     def _join(self, values: Sequence[AnyValue | None], uniform: bool, hint: str) -> AnyValue:
         """Return the slot that can hold any of the values; a Value's text is a new name."""
         known = [value for value in values if value is not None]
-        first = known[0]
+        first, wrong = known[0], "an array or tuple on one path and something else on another"
         if isinstance(first, ArrayValue):
             if all(value == first for value in known):
                 return first
+            if all(isinstance(value, ArrayValue) for value in known):
+                wrong = "one array on one path and another on another; give each a name of its own"
         elif isinstance(first, TupleValue):
             others = [value for value in known if isinstance(value, TupleValue)]
             if len(others) == len(known) and len({len(value.items) for value in others}) == 1:
@@ -109,10 +111,7 @@ class Statements(Calls):
                 kind = reduce(types.unify, (value.type for value in numbers))
                 same = uniform and all(value.uniform for value in numbers)
                 return Value(self.fresh(hint), kind, same, rank=self.count << 8)
-        raise self.error(
-            self.function.tree,
-            f"{hint} is an array or tuple on one path and something else on another",
-        )
+        raise self.error(self.function.tree, f"{hint} is {wrong}")
 
     def _assign_slot(self, slot: AnyValue, value: AnyValue | None, mask: str | None = None) -> None:
         """Write ``slot = value``, converted, for all lanes or those of a mask."""

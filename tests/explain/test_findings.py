@@ -68,6 +68,7 @@ def test_a_variable_that_a_branch_did_not_assign() -> None:
     assert f"thread 6 of block 2 reads x on line {line}" in finding.message
     assert "0 in numba-cuda" in finding.message
     assert "threads read x before anything is assigned to it" in str(report)
+    assert {v.outcome for v in report.verdicts} == {"PROVED", "REFUTED"}
     assert "reads x, which it has not assigned" in report.to_html()
 
 
@@ -95,8 +96,12 @@ def test_an_element_of_a_local_array_that_nobody_wrote() -> None:
     assert (finding.kind, finding.array, finding.element) == ("uninitialised read", "parts", (3,))
     assert (finding.accesses, finding.first.thread) == (32, (3, 0, 0))
     assert "which it has not written since it declared parts" in finding.message
-    shared = next(v for v in report.verdicts if v.claim.startswith("shared memory"))
-    assert shared.outcome == "PROVED"  # this is no shared memory
+    (refuted,) = (v for v in report.verdicts if v.outcome == "REFUTED")
+    assert (
+        refuted.claim
+        == "shared memory, local arrays and variables are written before they are read"
+    )
+    assert refuted.detail == finding.message
 
 
 def test_a_branch_on_data_is_seen_in_every_block() -> None:

@@ -30,25 +30,25 @@ def race_free() -> Claim:
 
 def in_bounds() -> Claim:
     """Every access is within its array."""
-    return _without("out of range", "every access is within its array", "none is out of range")
+    return _without("every access is within its array", "none is out of range", "out of range")
 
 
 def initialised() -> Claim:
-    """Shared memory is written before it is read."""
+    """Shared memory, local arrays and variables are written before they are read."""
     return _without(
+        "shared memory, local arrays and variables are written before they are read",
+        "every word that is read was written before, by the block or by the thread itself",
         "uninitialised read",
-        "shared memory is written before it is read",
-        "every word that is read was written by the block before",
-        space="shared",
+        "unassigned variable",
     )
 
 
 def barriers_reached() -> Claim:
     """All threads of a block that are still running meet every barrier."""
     return _without(
-        "barrier divergence",
         "all running threads of a block meet at every barrier",
         "no barrier is missed by a running thread",
+        "barrier divergence",
     )
 
 
@@ -79,11 +79,9 @@ def barrier_needed(line: int | None = None, *, nth: int | None = None) -> Claim:
     return Claim(f"{which} is needed", judge)
 
 
-def _without(kind: str, sentence: str, detail: str, *, space: str | None = None) -> Claim:
+def _without(sentence: str, detail: str, *kinds: str) -> Claim:
     def judge(seen: Evidence) -> Judgement:
-        found = [h for h in seen.hazards if h.kind == kind]
-        if space is not None:
-            found = [h for h in found if h.array is not None and h.array.space == space]
+        found = [h for h in seen.hazards if h.kind in kinds]
         return _witness(found, seen) if found else holds(seen, detail)
 
     return Claim(sentence, judge)

@@ -144,3 +144,16 @@ def test_blocks_that_assign_nothing_all_read_where_the_null_is() -> None:
     assert (finding.kind, finding.accesses) == ("unassigned variable", 6 * 32)
     (read,) = (row for row in report.arrays if row.name == "A")
     assert read.reads_range == (0, 7)
+
+
+def half_a_warp_waits(C, D):  # type: ignore[no-untyped-def]
+    t = cuda.threadIdx.x
+    C[t] = t
+    if t < 16:
+        cuda.syncwarp(0xFFFF)
+    D[t] = C[31 - t]
+
+
+def test_global_memory_is_ordered_by_a_whole_warp_only() -> None:
+    report = explain(half_a_warp_waits, 1, 32, floats(32), floats(32))
+    assert {f.kind for f in report.findings if f.severity == "error"} == {"read-after-write"}

@@ -101,8 +101,8 @@ class Evidence:
         """Whether writes that race store the same value in these data, and need not in others."""
         if not hazard.same_value or hazard.second is None:
             return False
-        sites = (hazard.first.site.id, hazard.second.site.id)
-        return any(is_data(self.flow.sites[site].value) for site in sites)
+        sites = (self.flow.sites.get(actor.site.id) for actor in (hazard.first, hazard.second))
+        return any(seen is None or is_data(seen.value) for seen in sites)
 
     @cached_property
     def arrays(self) -> dict[str, ArrayInfo]:

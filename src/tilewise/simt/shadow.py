@@ -306,7 +306,8 @@ class GlobalLog:
             _Rows(
                 lanes.block,
                 lanes.interval,
-                lanes.stretch if self._warp_sync else nothing,
+                # Syncwarps of some lanes are not taken to order anything here.
+                lanes.stretch >> _SOME_LANES if self._warp_sync else nothing,
                 lanes.granule,
                 lanes.thread,
                 np.full(count, actor),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cupy
 import numpy as np
 import pytest
 
@@ -74,6 +73,8 @@ def test_parts_within_a_budget_have_the_bits_of_the_whole(rng: Any, dtype: str) 
 
 
 def test_a_copied_operand_is_counted_and_refused_before_any_work(rng: Any) -> None:
+    import cupy
+
     a = upload(random(rng, (1500, 1500), "float64"))
     before = download(a)
     plan, apart = tw.plan(a, a, out=a), tw.plan(a, a, out=cupy.empty_like(a), memory=1000)
@@ -92,6 +93,8 @@ def test_a_copied_operand_is_counted_and_refused_before_any_work(rng: Any) -> No
 
 
 def test_a_workspace_from_before_is_no_larger_than_a_budget(rng: Any) -> None:
+    import cupy
+
     x = upload(random(rng, (4096, 4096), "float32"))
     tw.matmul(x, x)
     large = memory.workspace(0).held_bytes
@@ -102,6 +105,8 @@ def test_a_workspace_from_before_is_no_larger_than_a_budget(rng: Any) -> None:
 
 
 def test_a_share_is_of_the_device_that_operands_are_on() -> None:
+    import cupy
+
     x = cupy.ones((8, 8), np.float32)
     plan = tw.plan(x, x, memory="50%")
     assert plan.asked.memory_bytes == device.facts(0).memory_bytes // 2
@@ -112,6 +117,8 @@ def test_a_share_is_of_the_device_that_operands_are_on() -> None:
 
 
 def test_a_group_is_checked_whole_and_has_one_budget(rng: Any) -> None:
+    import cupy
+
     a = [upload(random(rng, (300, 300), "int32")) for _ in range(4)]
     wide = cupy.zeros((300, 600), np.int32)
     first, second = wide[:, ::2], wide[:, 1::2]  # which alternate, and share nothing

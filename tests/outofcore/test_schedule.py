@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,21 @@ def test_a_schedule_does_all_the_work_within_its_budget(job: Job, times: float) 
     assert schedule.held_bytes <= budget
     assert schedule.inner.workspace_bytes * schedule.at_once <= schedule.workspace_bytes
     follow(schedule)
+
+
+@pytest.mark.parametrize("batch", [(1_000_000,), (1000, 1000), (1000, 1, 1000)])
+def test_a_plan_for_a_million_matrices_is_quick(batch: tuple[int, ...]) -> None:
+    own = tuple(1 if axis == len(batch) - 1 else size for axis, size in enumerate(batch))
+    many = job(5, 6, 7, batch=batch, b_batch=own)
+    began = time.perf_counter()
+    for budget in (100, least_budget(many), 100_000, 10_000_000):
+        schedule = choose_schedule(many, budget)
+        assert (schedule is None) == (budget == 100)
+        if schedule is None:
+            continue
+        assert schedule.tile_count >= 1
+        assert schedule.read_bytes >= 4 * 5 * 7 * 1_000_000
+    assert time.perf_counter() - began < 3  # it was minutes
 
 
 def follow(schedule: Schedule) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .cuts import count, even
-from .schedule import Job, Schedule, Side, batch_slices
+from .schedule import Job, Schedule, Side, batch_steps
 
 __all__ = ["choose_schedule", "least_budget"]
 
@@ -150,9 +150,7 @@ def _many_matrices(job: Job, budget_bytes: int) -> Schedule | None:
     at_once = min(math.prod(job.batch), budget_bytes // max(each, 1))
     if at_once < 2:
         return None
-    at_once = max(
-        math.prod(part.stop - part.start for part in at) for at in batch_slices(job.batch, at_once)
-    )
+    at_once = math.prod(batch_steps(job.batch, at_once))
     return Schedule(
         job=job,
         order="rows",

@@ -26,6 +26,7 @@ __all__ = [
     "Tiles",
     "Tiling",
     "batch_slices",
+    "batch_steps",
     "choose_tiles",
     "everything",
     "pick",
@@ -263,7 +264,9 @@ class Schedule:
         """Number of tiles of C."""
         if self.is_whole:
             return 1
-        return self._rows * self._columns * sum(1 for _ in self._batch_slices())
+        steps = batch_steps(self.job.batch, self.at_once)
+        slices = math.prod(map(count, self.job.batch, steps))
+        return self._rows * self._columns * slices
 
     @property
     def piece_count(self) -> int:
@@ -389,15 +392,18 @@ class Schedule:
 
     def _pass_bytes(self, side: Side, is_kept: bool) -> int:
         """Bytes of reading each matrix once that the batch asks for, unless it is still there."""
-        matrix_bytes = side.size * self.job.k * side.itemsize
-        total = 0
-        before: Box | None = None
-        for at in self._batch_slices():
-            own = pick(at, side.batch)
-            if own != before or not is_kept:
-                total += matrix_bytes * math.prod(part.stop - part.start for part in own)
-            before = own
-        return total
+        batch = self.job.batch
+        times, matrices = 1, 1
+        is_again = not is_kept
+        sides = (1,) * (len(batch) - len(side.batch)) + side.batch
+        steps = batch_steps(batch, self.at_once)
+        for own, size, step in zip(*map(reversed, (sides, batch, steps)), strict=True):
+            if own == 1:  # the same matrices for each slice: there yet, if no others came between
+                times *= count(size, step) if is_again else min(size, 1)
+            else:
+                matrices *= size
+                is_again |= size > step
+        return times * matrices * side.size * self.job.k * side.itemsize
 
 
 def whole_schedule(job: Job, held_bytes: int, budget_bytes: int) -> Schedule:
@@ -477,13 +483,16 @@ def choose_tiles(
 
 def batch_slices(batch: tuple[int, ...], at_once: int) -> Iterator[Box]:
     """Yield slices of the batch axes that hold at most ``at_once`` matrices each."""
+    yield from itertools.product(*map(cuts, batch, batch_steps(batch, at_once)))
+
+
+def batch_steps(batch: tuple[int, ...], at_once: int) -> tuple[int, ...]:
+    """Return the length of those slices along each axis."""
     steps = []
     for size in reversed(batch):  # the innermost matrices are next to each other in memory
         steps.append(max(min(size, at_once), 1))
         at_once //= steps[-1]
-    yield from itertools.product(
-        *(cuts(size, step) for size, step in zip(batch, reversed(steps), strict=True))
-    )
+    return tuple(reversed(steps))
 
 
 def pick(at: Box, batch: tuple[int, ...]) -> Box:

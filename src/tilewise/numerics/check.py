@@ -50,10 +50,10 @@ PROOF_TERMS = 2**20
 #: Chance that some sum of an honest product has an unusual score.
 DELTA = 2.0**-40
 
-#: What `most_held_bytes` counts, as measured: for any product; for each element of a small one; for
+#: What `most_held_bytes` counts, as measured: for any product; for elements of a small one; for
 #: panels, of which sums take twice as many; for each row, column and term that has sums.
 _LEAST_BYTES = 64 << 10
-_ELEMENT_BYTES = 40
+_OPERAND_BYTES, _RESULT_BYTES = 40, 96
 _PANELS_BYTES = 32 << 20
 _LINE_BYTES = 3 << 10
 
@@ -139,7 +139,7 @@ def most_held_bytes(
     result = dtypes[2]
     parts = 2 if result.kind == "c" else 1
     at_once = min(matrices, _matrices_at_once(m, n, k, parts))
-    small = _ELEMENT_BYTES * parts * at_once * (m * k + k * n + m * n)
+    small = parts * at_once * (_OPERAND_BYTES * (m * k + k * n) + _RESULT_BYTES * m * n)
     if _recomputes(m, n, k, result):
         large = _PANELS_BYTES + 2 * (m + n)
     elif result.kind in "iu":

@@ -143,6 +143,21 @@ def test_batches_and_vectors(folder: Path, cuda: Any, rng: Any, a_shape: Any, b_
         assert (c == np.matmul(a, b)).all()
 
 
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    [((1, 130, 33), (33, 300)), ((4, 130, 33), (1, 33, 300)), ((1, 1, 130, 33), (1, 33, 300))],
+    ids=str,
+)
+def test_a_lone_matrix_of_a_stack_in_fortran_order(
+    folder: Path, cuda: Any, rng: Any, a_shape: Any, b_shape: Any
+) -> None:
+    a, b = small_integers(rng, a_shape, "float32"), small_integers(rng, b_shape, "float32")
+    is_lone = a.size == a.shape[-2] * a.shape[-1]
+    save("a.npy", np.asfortranarray(a) if is_lone else a), save("b.npy", np.asfortranarray(b))
+    on_gpu("a.npy", "b.npy")
+    assert np.array_equal(np.load("c.npy"), exact(a, b))
+
+
 def test_K_in_pieces_and_a_transpose_read_once(folder: Path, cuda: Any, rng: Any) -> None:
     a = small_integers(rng, (40, 20_000), "float64")
     b = small_integers(rng, (20_000, 30), "float64")

@@ -136,11 +136,13 @@ class FlatFile:
         return buffer[:length].view(self.dtype).reshape(shape, order=order)
 
     def as_panels(self, shape: tuple[int, ...], part_bytes: int) -> FlatFile:
-        """Return the same elements under the shape that panels refer to, C-ordered if not its own.
+        """Return the same elements under the shape that panels refer to.
 
-        Nothing is held beside the buffers that `read` gets, so ``part_bytes`` does not matter.
+        In C order, unless the shapes differ by axes of length 1 alone. Nothing is held beside the
+        buffers that `read` gets, so ``part_bytes`` does not matter.
         """
-        assert shape == self.shape or not self.is_fortran, "not a view of an F-ordered file"
+        is_view = [n for n in shape if n != 1] == [n for n in self.shape if n != 1]
+        assert is_view or not self.is_fortran, "not a view of an F-ordered file"
         return replace(self, shape=shape)
 
     def transposed(self) -> FlatFile:

@@ -38,6 +38,22 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert names(tmp_path) == ["page.html"]
 
 
+def test_who_writes_meanwhile_is_not_disturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, replace = tmp_path / "page.html", os.replace
+
+    def after_another(*names: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        write_whole(path, b"the other")
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", after_another)
+    write_whole(path, b"one")
+    assert path.read_bytes() == b"one"
+    assert names(tmp_path) == ["page.html"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
 def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
     link, target = tmp_path / "link", tmp_path / "target"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 __all__ = ["write_whole"]
@@ -17,11 +18,13 @@ def write_whole(path: Path, data: bytes) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(aside, "xb") as file:
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # of this call, and no other
+    with open(aside, "xb") as file:
+        try:
             file.write(data)
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+            file.close()  # before the new name: Windows renames no open file
+            os.replace(aside, path)
+        except BaseException:
+            file.close()
+            aside.unlink(missing_ok=True)
+            raise

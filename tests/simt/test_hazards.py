@@ -396,6 +396,19 @@ def test_half_warps_that_wait_are_ordered_within_themselves(data: st.DataObject)
     assert set(script.found()) == _plain_races(script.accesses)
 
 
+@pytest.mark.parametrize("passed", [1, 1023, 1024, 5000])
+def test_however_often_half_a_warp_waits_the_other_half_does_not(passed: int) -> None:
+    script = Script(HazardWatch(), blocks=[0])
+    for _ in range(passed):
+        script.sync_half_warp(0)
+    script.access("store As 0", 4, TX == 0)
+    script.sync_half_warp(0)
+    script.access("load As 0", 4, TX == 1)
+    assert not script.found()
+    script.access("load As 0", 4, TX == 16)
+    assert script.found()
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_races_are_those_of_the_plain_definition(data: st.DataObject) -> None:

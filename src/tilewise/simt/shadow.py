@@ -40,8 +40,9 @@ Bools = NDArray[np.bool_]
 
 _LARGE = np.int64(2**62)
 
-# Bits that count the syncwarps of some lanes within a stretch of those of all.
-_SOME_LANES = 10
+# Bits that count the syncwarps of some lanes within a stretch of those of all, and bits that count
+# both; what a block can pass before a kernel is taken to be endless fits, and block barriers above.
+_SOME_LANES, _STRETCHES = 21, 42
 
 # Rows of a log that are gathered before repeats are dropped, and spread over blocks at a time.
 _COMPACT_ROWS = 1 << 21
@@ -218,8 +219,8 @@ class _Marks:
         now = lanes.interval + 1
         self._mark(cell, now, lanes)
         if self.within_warp is not None and self.between_lanes is not None:
-            self.within_warp._mark(cell, now << 32 | lanes.stretch, lanes)
-            self.between_lanes._mark(cell, now << 32 | lanes.stretch >> _SOME_LANES, lanes)
+            self.within_warp._mark(cell, now << _STRETCHES | lanes.stretch, lanes)
+            self.between_lanes._mark(cell, now << _STRETCHES | lanes.stretch >> _SOME_LANES, lanes)
 
     def _mark(self, cell: Ints, now: Ints, lanes: Lanes) -> None:
         live = self.stamp[cell] == now
@@ -251,14 +252,14 @@ class _Marks:
             hit = live & (low_far | (high // 32 != thread // 32))
             other = np.where(low_far, low, high)
             layer = self.within_warp
-            near = layer.stamp[cell] == now << 32 | lanes.stretch
+            near = layer.stamp[cell] == now << _STRETCHES | lanes.stretch
             low, high = layer.low[cell], layer.high[cell]
             near &= ~hit & ((low != thread) | (high != thread))
             other = np.where(near, np.where(low != thread, low, high), other)
             hit |= near
             if lanes.named is not None and self.between_lanes is not None:
                 layer, rows = self.between_lanes, np.arange(len(cell))
-                near = layer.stamp[cell] == now << 32 | lanes.stretch >> _SOME_LANES
+                near = layer.stamp[cell] == now << _STRETCHES | lanes.stretch >> _SOME_LANES
                 low, high = layer.low[cell], layer.high[cell]
                 mine = lanes.named[rows, thread]
                 low_apart = lanes.named[rows, low] != mine

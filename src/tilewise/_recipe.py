@@ -200,11 +200,13 @@ def _choice(
     hopper = _hopper(product, dtypes, gpu)
     own, needed = None, 0
     if hopper is not None:
-        least = hopper_plan.choose(hopper, gpu.multiprocessors, workspace_bytes=0)
-        needed = least.workspace_bytes
         with suppress(BudgetError):
             own = _in_parts(hopper, gpu, workspace_bytes)
-        if own is not None and (workspace_bytes is None or needed <= workspace_bytes):
+        if own is not None and workspace_bytes is None:
+            return "hopper", own, None
+        least = hopper_plan.choose(hopper, gpu.multiprocessors, workspace_bytes=0)
+        needed = least.workspace_bytes
+        if own is not None and needed <= (workspace_bytes or 0):
             return "hopper", own, None
     single = _hopper_float32(product, dtypes, axes, gpu, precision)
     if single is not None:

@@ -104,7 +104,7 @@ def _too_small(p: Product, least: Choice, limit: float) -> BudgetError:
     return BudgetError(
         f"a product of {p.m}x{p.k} by {p.k}x{p.n} takes at least "
         f"{format_bytes(least.workspace_bytes, is_needed=True)} of workspace on the GPU, and "
-        f"memory= allows {format_bytes(int(limit))}; raise it"
+        f"memory= leaves {format_bytes(int(limit))} for it; raise it"
     )
 
 

@@ -205,6 +205,20 @@ def test_a_product_with_its_own_transpose_is_read_once(cuda: Any, rng: Any) -> N
             plan(x, x.T.copy(order="K"))
 
 
+@pytest.mark.parametrize("shape", [(1, 200, 300), (1, 1, 300, 200), (1, 1, 300), (1, 300, 1)])
+def test_the_transpose_of_a_lone_matrix_of_a_batch(cuda: Any, rng: Any, shape: Any) -> None:
+    a = small_integers(rng, shape, "float32")
+    for x in (a, np.asfortranarray(a), a[..., ::-1]):
+        y = x.swapaxes(-1, -2)
+        assert (tw.matmul(x, y, devices="cuda:0") == exact(x, y)).all()
+
+
+def test_the_same_bytes_in_another_order_are_another_matrix(cuda: Any, rng: Any) -> None:
+    a = small_integers(rng, (200, 300), "int32")
+    b = a.T.view(a.dtype.newbyteorder())
+    assert (tw.matmul(a, b, devices="cuda:0") == a @ b.astype("int32")).all()
+
+
 def test_pinned_memory_is_used_as_it_is(cuda: Any, rng: Any, monkeypatch: Any) -> None:
     a, b = small_integers(rng, (200, 150), "float32"), small_integers(rng, (150, 130), "float32")
     copied = []

@@ -268,14 +268,13 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
     if len(plan.a.shape) == 1:
         c = c[..., None, :]
     x, y = (a[None] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
-    job = streams.parts[0].schedule.job
-    if job.is_gram and not _is_transpose(x, y):
-        raise OptionError(
-            "this plan is for a product with the transpose of the same array; make a plan for these"
-        )
     if streams.is_folded:
         x, y = x.reshape(-1, x.shape[-1]), y[(0,) * (y.ndim - 2)]
         c = c.reshape(-1, c.shape[-1])  # a copy, if this out does not lie as the planned one
+    if streams.parts[0].schedule.job.is_gram and not _is_transpose(x, y):
+        raise OptionError(
+            "this plan is for a product with the transpose of the same array; make a plan for these"
+        )
     ends = HostArray(stored(_carried(x))), HostArray(stored(_carried(y))), HostArray(_carried(c))
     run(streams, *ends)
     if out is not None and not np.may_share_memory(c, out):
@@ -348,7 +347,7 @@ def _job(plan: Plan, whole: Recipe, machine: Machine) -> tuple[Job, bool]:
     is_gram = (
         is_gram
         and not batch
-        and dtypes[0] == dtypes[1]
+        and plan.a.dtype == plan.b.dtype  # in byte order too
         and a.shape == b.shape[::-1]
         and a.strides == b.strides[::-1]
         and 0 not in a.strides
@@ -529,8 +528,10 @@ def _row_step(x: Operand) -> int | None:
 
 
 def _is_transpose(a: Array, b: Array) -> bool:
+    """Say whether b is a's transpose in the same memory, both being matrices that go together."""
     place = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
-    return place[0] == place[1] and a.strides == b.strides[::-1]
+    steps = zip(a.shape, a.strides, b.strides[::-1], strict=True)
+    return place[0] == place[1] and all(own == other for n, own, other in steps if n > 1)
 
 
 def _carried(x: Array) -> Array:

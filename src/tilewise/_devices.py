@@ -122,13 +122,14 @@ def machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> M
 def _device_budget(free_bytes: int, memory: Any, whole_bytes: int) -> int:
     """Return what may be taken of a device: what is asked for, as far as it is free.
 
-    Of what is free a little is left, and the rest counted in few steps, so that plans are found
-    again.
+    If nobody asks, a little of what is free is left, and the rest counted in few steps: so plans
+    are found again, and files begun so are gone on with when somewhat less is free.
     """
-    step = 1 << max(free_bytes.bit_length() - 5, 0)
-    free_bytes = free_bytes * 15 // 16 // step * step
     asked = _memory.parse_budget(memory, whole_bytes)
-    return free_bytes if asked is None else min(asked, free_bytes)
+    if asked is not None and asked <= free_bytes * 63 // 64:
+        return asked
+    step = 1 << max(free_bytes.bit_length() - 5, 0)
+    return free_bytes * 15 // 16 // step * step
 
 
 def _cores() -> int:

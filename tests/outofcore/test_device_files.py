@@ -623,6 +623,17 @@ def test_another_device_is_said_and_refused(squares: Path, cuda: Any) -> None:
     assert (np.load("c.npy") == expected()).all()
 
 
+def test_it_goes_on_where_a_little_less_of_the_device_is_free(squares: Path, cuda: Any) -> None:
+    stop_at(0.3, "c.npy", memory=None)
+    assert finished("c.npy")
+    pool(0).trim()
+    taken = 40 << 20
+    cuda.free_bytes[0] -= taken
+    multiply_files("a.npy", "b.npy", "c.npy")
+    cuda.free_bytes[0] += taken
+    assert (np.load("c.npy") == expected()).all()
+
+
 def test_a_device_that_is_gone_is_named_with_what_was_begun_there(
     squares: Path, cuda: Any, monkeypatch: Any
 ) -> None:

@@ -64,7 +64,8 @@ def multiply_files(
         Budget for what tilewise holds to multiply, beside Python's and NumPy's own 60 MiB or so:
         "2GiB", "50%". On GPUs it is for each of them, and for the host beside.
         Without one, half of the free memory, rounded down to a power of two so that runs are
-        usually alike; on GPUs what is free there, and 256 MiB of the host for each.
+        usually alike; on GPUs what is free there, and 256 MiB of the host for each unless chunks
+        are larger.
     verify : bool
         Check the result by `check` before it gets its name; tiles in which that finds a wrong
         element are computed again. When all buffers have been given back, it holds what `check`

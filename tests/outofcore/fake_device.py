@@ -301,11 +301,14 @@ class FakeCuda:
 
     def cuMemHostRegister(self, pointer: int, nbytes: int, flags: int) -> Any:
         self._device()
+        if pointer in self.pinned:
+            return (self.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,)
         self.pinned[pointer] = nbytes
         return (self.SUCCESS,)
 
     def cuMemHostUnregister(self, pointer: int) -> Any:
-        del self.pinned[pointer]
+        if self.pinned.pop(pointer, None) is None:
+            return (self.CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,)
         return (self.SUCCESS,)
 
     def cuPointerGetAttribute(self, attribute: Any, pointer: int) -> Any:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .._shield import shielded
 from ..kernels.steps import round_up
 from .device_job import Job, Store
 from .device_schedule import Launch, Load, Schedule
@@ -181,13 +182,23 @@ def multiply(
             worker.start()
             workers.append(worker)
 
-    try:
-        runs = []
+    def open_all() -> None:
         for i, share in enumerate(shares):
             devices.append(share.open())
             part = ring[i * each : (i + 1) * each]
             with devices[-1].attached():
                 runs.append(_Run(share, devices[-1], a, b, out, part, threads, halt))
+
+    def close_all() -> None:
+        for device in devices:
+            try:
+                device.close()
+            except BaseException as error:
+                halt.stop(error)
+
+    runs: list[_Run] = []
+    try:
+        shielded(open_all)
         for run in runs:
             start(partial(run.work, is_gathering=True), threads.gathering)
             start(partial(run.work, is_gathering=False), threads.scattering)
@@ -200,11 +211,10 @@ def multiply(
     except BaseException as error:
         halt.stop(error)
     halt.join(workers)
-    for device in devices:
-        try:
-            device.close()
-        except BaseException as error:
-            halt.stop(error)
+    try:
+        shielded(close_all)
+    except BaseException as error:
+        halt.stop(error)
     if halt.error is not None:
         raise halt.error
 

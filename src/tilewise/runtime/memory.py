@@ -11,11 +11,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from tilewise._memory import format_bytes
+from tilewise._shield import shielded
 from tilewise.errors import BudgetError, DeviceError, describe
 
 from . import driver, streams
@@ -243,7 +245,8 @@ class Workspace:
         with stretch.lock:
             if stretch.memory is None or stretch.memory.nbytes < nbytes:
                 stretch.free(stream)
-                stretch.memory = allocate(nbytes, self._index, stream, what)
+                shielded(partial(stretch.take, nbytes, self._index, stream, what))
+                assert stretch.memory is not None
             yield stretch.memory.pointer
 
     def shrink(self, stream: int, most: int) -> None:
@@ -285,6 +288,9 @@ class _Stretch:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.memory: Memory | None = None
+
+    def take(self, nbytes: int, index: int, stream: int, what: str) -> None:
+        self.memory = allocate(nbytes, index, stream, what)
 
     def free(self, stream: int) -> None:
         if self.memory is not None:

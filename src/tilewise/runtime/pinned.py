@@ -44,12 +44,18 @@ class Pinned:
         self.array: NDArray[np.uint8] = np.empty(max(nbytes, 1), np.uint8)
         touch(self.array)
         self._index = index
-        with current(index) as cuda:
-            driver.check(
-                cuda.cuMemHostRegister(self.array.ctypes.data, self.array.nbytes, _PORTABLE),
-                f"pinning {format_bytes(nbytes)} of host memory",
-            )
-        self._is_held = True
+        self._is_held = False
+        try:
+            with current(index) as cuda:
+                status = cuda.cuMemHostRegister(
+                    self.array.ctypes.data, self.array.nbytes, _PORTABLE
+                )
+                driver.check(status, f"pinning {format_bytes(nbytes)} of host memory")
+                self._is_held = True
+        except KeyboardInterrupt:  # which may have come when it was pinned and not known yet
+            with current(index) as cuda:
+                cuda.cuMemHostUnregister(self.array.ctypes.data)
+            raise
 
     def free(self) -> None:
         """Unpin the memory; nothing may be copying it. A second time does nothing."""

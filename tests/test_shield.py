@@ -1,0 +1,124 @@
+"""Ctrl-C may come at any step, also in a call of the driver, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewise as tw
+from tests.outofcore.fake_device import FakeCuda
+from tests.outofcore.fake_gpus import fake_gpus
+from tests.support import small_integers
+from tilewise._shield import shielded
+
+
+@pytest.fixture
+def cuda(monkeypatch: Any) -> Iterator[FakeCuda]:
+    """GPUs of which all has to be given back by the end of a test."""
+    with fake_gpus(monkeypatch) as fake:
+        yield fake
+
+
+def interrupt() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("name", "nth"),
+    [
+        ("cuMemHostRegister", 0),
+        ("cuStreamCreate", 0),
+        ("cuStreamCreate", 2),
+        ("cuMemAllocFromPoolAsync", 0),
+        ("cuEventCreate", 1),
+        ("cuMemFreeAsync", 0),
+        ("cuEventDestroy", 1),
+        ("cuStreamDestroy", 0),
+    ],
+)
+def test_control_c_in_a_call_of_the_driver_leaves_nothing_behind(
+    cuda: FakeCuda, monkeypatch: Any, name: str, nth: int
+) -> None:
+    a = small_integers(np.random.default_rng(5), (300, 300), "float32")
+    real, calls = getattr(cuda, name), itertools.count()
+
+    def interrupted(*given: Any) -> Any:
+        result = real(*given)
+        if next(calls) == nth:
+            interrupt()  # raised in the main thread, if this is it, before the result is known
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tw.matmul(a, a, devices="cuda:0", memory="2MiB")
+    assert (tw.matmul(a, a, devices="cuda:0", memory="2MiB") == a @ a).all()
+
+
+def test_work_is_done_to_its_end_and_then_the_interrupt_is_raised() -> None:
+    done = []
+
+    def work() -> None:
+        interrupt()
+        time.sleep(0.05)
+        interrupt()
+        done.append(threading.current_thread().name)
+
+    threads = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        shielded(work)
+    assert done == ["tilewise-shielded"]
+    assert threading.active_count() == threads
+
+
+def test_an_error_of_the_work_comes_before_an_interrupt() -> None:
+    def work() -> None:
+        interrupt()
+        raise ValueError("the work's own")
+
+    with pytest.raises(ValueError, match="the work's own"):
+        shielded(work)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_control_c_while_the_thread_is_started(monkeypatch: Any, is_begun: bool) -> None:
+    real, done = threading.Thread.start, []
+
+    def start(self: threading.Thread) -> None:
+        if is_begun:
+            real(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        shielded(lambda: done.append(1))
+    assert done == [1]
+
+
+def test_without_threads_the_main_one_does_it(monkeypatch: Any) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    done = []
+    shielded(lambda: done.append(threading.current_thread()))
+    assert done == [threading.main_thread()]
+
+
+def test_other_threads_are_not_interrupted_and_do_it_themselves() -> None:
+    done: list[threading.Thread] = []
+    worker = threading.Thread(
+        target=shielded, args=(lambda: done.append(threading.current_thread()),)
+    )
+    worker.start()
+    worker.join()
+    assert done == [worker]

@@ -461,6 +461,7 @@ def test_control_c_stops_a_product_and_the_next_one_works(rng: Any) -> None:
     while threading.active_count() > threads and time.perf_counter() - start < 5:
         time.sleep(0.01)  # one that was being started sees that all is over
     assert threading.active_count() == threads
+    assert PoolHigh().used_bytes() == 0
     x = random(rng, (2000, 1500), "float32")
     assert tw.matmul(x, x.T, devices="cuda:0").shape == (2000, 2000)
 

@@ -198,16 +198,16 @@ def test_a_product_with_its_own_transpose_is_read_once() -> None:
 def test_files_that_fit_are_read_and_written_in_long_stretches(
     along_k: tuple[bool, bool], is_gram: bool
 ) -> None:
-    a = Factor(size=20_000, itemsize=4, along_k=along_k[0])
-    b = Factor(size=20_000, itemsize=4, along_k=along_k[1])
-    job = Job(batch=(), k=30_000, a=a, b=a if is_gram else b, sum_itemsize=4, is_gram=is_gram)
+    a = Factor(size=8_000, itemsize=4, along_k=along_k[0])
+    b = Factor(size=8_000, itemsize=4, along_k=along_k[1])
+    job = Job(batch=(), k=12_000, a=a, b=a if is_gram else b, sum_itemsize=4, is_gram=is_gram)
     disk = Rates(disk_bytes=3e9, stretch_s=1e-5)
     chosen = choose(job, 100 << 30, disk, lambda schedule: replace(schedule, compute_s=0.2))
     assert chosen is not None
-    assert chosen.read_bytes == 4 * 30_000 * 20_000 * (1 if is_gram else 2)
-    assert chosen.tile_n == 20_000, "whole rows of C"
+    assert chosen.read_bytes == 4 * 12_000 * 8_000 * (1 if is_gram else 2)
+    assert chosen.tile_n == 8_000, "whole rows of C"
     assert chosen.loads_first == (is_gram or not along_k[0])
-    assert chosen.tile_m < 20_000, "which are recorded part by part"
+    assert chosen.tile_m < 8_000, "which are recorded part by part"
     follow(replace(chosen, job=replace(job, k=1)))
 
 

@@ -16,7 +16,9 @@ SHARED_BYTES = 227 * 1024  # of a block, on compute capability 9.0
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("name", ["multiply", "split_rows_2_long"])
+@pytest.mark.parametrize(
+    "name", ["multiply", "split_rows_2_long", "repair_mn", "skinny_n_mapped_64x64x6"]
+)
 def test_a_kernel_compiles_within_the_limits(name: str) -> None:
     from tilewise.kernels import hopper_float32
 

@@ -25,11 +25,14 @@ from tests.outofcore.fake_device import FakeCuda
 from tests.outofcore.fake_gpus import fake_gpus
 from tests.support import small_integers
 from tilewise import _devices, _streamed
+from tilewise._operand import Operand
 from tilewise.cli import main
 from tilewise.errors import BudgetError, CheckError, DeviceError, FileError, OptionError
+from tilewise.outofcore.device_files import OnGpuFiles
 from tilewise.outofcore.flat import FlatOutput
 from tilewise.outofcore.journal import Journal
 from tilewise.outofcore.pipeline import Progress, multiply_files
+from tilewise.outofcore.planning import plan_files
 from tilewise.runtime import pinned, transfers
 from tilewise.runtime.memory import pool
 
@@ -676,6 +679,20 @@ def test_budgets_of_host_and_device_are_kept(squares: Path, cuda: Any, monkeypat
     with pytest.raises(BudgetError):
         on_gpu("a.npy", "b.npy", memory="10KiB")
     assert "c.npy.part" not in names()
+
+
+@pytest.mark.parametrize(("k", "memory"), [(500, "8MiB"), (2000, "64MiB")])
+def test_D6_memory_of_the_device_does_not_grow_with_the_files(
+    cuda: Any, k: int, memory: str
+) -> None:
+    held = []
+    b = Operand((k, k), np.dtype("f4"), (4 * k, 4))
+    for m in (100_000, 200_000, 400_000):
+        a = Operand((m, k), np.dtype("f4"), (4 * k, 4))
+        plan = plan_files(a, b, memory=memory, devices="cuda:0")
+        assert isinstance(plan.how, OnGpuFiles)
+        held.append(plan.how.schedule.streams.parts[0].schedule.held_bytes)
+    assert max(held) <= 1.05 * min(held)
 
 
 def test_memory_of_the_host_does_not_grow_with_the_files(folder: Path, cuda: Any, rng: Any) -> None:

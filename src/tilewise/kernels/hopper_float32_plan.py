@@ -423,9 +423,8 @@ class _Tiles:
             "power": flop / (_FLOP_PER_US * self._multiprocessors / 132),
         }
         largest = max(bounds, key=lambda name: bounds[name])
-        return bounds[
-            largest
-        ], f"{tiles} tiles of {rows}x{columns} in {waves} waves, bound by {largest}"
+        why = f"{tiles} tiles of {rows}x{columns} in {waves} waves, bound by {largest}"
+        return bounds[largest], why
 
 
 class _Tf32(_Tiles):

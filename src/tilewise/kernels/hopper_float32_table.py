@@ -29,6 +29,7 @@ STAGES = 3
 class Tf32Tile:
     """A tile of C of precision "tf32", and what it takes on an H200: each 64 of K, and all else.
 
+    These are of one run of kernels alone at 1024³ to 4096³, without a kept script.
     ``adds_chains`` says that registers hold two sums, so that K can be more than one chain.
     """
 

@@ -2,10 +2,10 @@
 
 ``fp16x3`` multiplies float32 matrices on float16 tensor cores within float32's own error bound
 (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the
-FP32 theoretical peak performance", 2022), ``tf32`` is its first third. What is computed is defined
-here, and so is which rows and columns it is not safe for; docs/numerics.md derives the bound, and
-the kernels are held to these bits. What flagged elements are computed by instead is a plain chain
-of fused multiply-adds, and not modelled.
+FP32 theoretical peak performance", 2022), ``tf32`` multiplies the high parts alone. What is
+computed is defined here, and so is which rows and columns it is not safe for; docs/numerics.md
+derives the bound, and the kernels are held to these bits. What flagged elements are computed by
+instead is a plain chain of fused multiply-adds, and not modelled.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,3 +119,14 @@ def test_arrays_of_a_group_may_share_what_they_do_not_both_use(rng: Any) -> None
         assert _arrays.meeting([(x, x, y), (x, x, kind(base[3:5, 5:7]))]) == 0
         assert _arrays.meeting([(x, y, None), (x, x, kind(base[::-1, 3]))]) == 1
         assert _arrays.meeting([(x, x, x), (y, y, y)]) is None  # of its own pair
+
+
+def test_arrays_of_a_group_may_be_maps_of_one_file(rng: Any, tmp_path: Path) -> None:
+    a = rng.integers(-3, 4, (2, 50, 50)).astype("f8")
+    np.save(tmp_path / "x.npy", np.concatenate([a, a]))
+    read = np.load(tmp_path / "x.npy", mmap_mode="r")
+    place = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    with pytest.raises(ShapeError, match=r"out\[0\] shares memory with an array of another pair"):
+        tw.matmul([a[0], read[2]], [a[0], a[1]], out=[place[2], np.empty((50, 50))])
+    tw.matmul(list(read[:2]), list(read[:2]), out=list(place[2:]))
+    assert np.array_equal(place, np.concatenate([a, a @ a]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.support import (
     small_integers,
     within_bound,
 )
+from tilewise import _arrays
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -272,13 +274,33 @@ def test_nested_lists_memory_maps_and_buffers_are_operands(rng: Any, tmp_path: A
     assert np.array_equal(tw.matmul(buffer, a.T), a @ a.T)
 
 
-def test_two_maps_of_one_file_share_it(rng: Any, tmp_path: Path) -> None:
-    x = rng.integers(-3, 4, (900, 900)).astype("f8")
-    np.save(tmp_path / "x.npy", x)
-    read = np.load(tmp_path / "x.npy", mmap_mode="r")
-    place = np.lib.format.open_memmap(tmp_path / "x.npy", "r+")
+@pytest.mark.parametrize("name", ["x.npy", Path("x.npy"), "linked.npy", Path("hard.npy")], ids=str)
+def test_two_maps_of_one_file_share_it(
+    rng: Any, tmp_path: Path, monkeypatch: Any, name: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = rng.integers(-3, 4, (300, 300)).astype("f8")
+    np.save("x.npy", x)
+    os.symlink("x.npy", "linked.npy")
+    os.link("x.npy", "hard.npy")
+    read = np.load("x.npy", mmap_mode="r")
+    place = np.lib.format.open_memmap(name, "r+")
     tw.matmul(read, read, out=np.asarray(place))
     assert np.array_equal(place, x @ x)
+
+
+def test_maps_share_what_both_have_of_a_file(rng: Any, tmp_path: Path) -> None:
+    x = rng.integers(-3, 4, (200, 100)).astype("f8")
+    np.save(tmp_path / "x.npy", x)
+    one = np.load(tmp_path / "x.npy", mmap_mode="r")
+    other = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    assert not _arrays.overlap(other[:100], one[100:])
+    assert not _arrays.overlap(other[:, ::2], one[:, 1::2])
+    assert _arrays.overlap(other[:101], one[100:])
+    assert not _arrays.overlap(other + 1, one)  # what is computed of a map is none
+    place = other[100:]
+    tw.matmul(one[:100], one[50:150], out=place)
+    assert np.array_equal(place, x[:100] @ x[50:150])
 
 
 def test_threads_do_not_disturb_each_other(rng: Any) -> None:

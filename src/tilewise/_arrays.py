@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,9 @@ __all__ = [
 
 #: Candidates that the exact test for shared memory may try before overlap is assumed.
 _OVERLAP_WORK: Any = 10_000
+
+#: Positions in a file are counted from here, since no array is at address 0.
+_PAGE = 4096
 
 #: DLPack device types that are host memory: CPU, CUDA pinned host, ROCm pinned host.
 _DLPACK_HOST = (1, 3, 11)
@@ -265,28 +269,16 @@ def is_group(x: Any) -> bool:
 def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
     """Whether ``out`` may share memory with an operand; exact unless that takes too long.
 
-    Two memory maps of one file share it at different addresses: any two count.
+    Memory maps of one file share it at different addresses.
     """
-    file = None if out.base is None else _mapped_file(out)
+    in_file = _in_file(out)
     for x in operands:
-        if np.may_share_memory(out, x):
-            try:
-                if np.shares_memory(out, x, max_work=_OVERLAP_WORK):
-                    return True
-            except np.exceptions.TooHardError:
-                return True
-        elif file is not None and file == _mapped_file(x):
+        if _share(out, x):
+            return True
+        other = None if in_file is None else _in_file(x)
+        if in_file and other and in_file.file == other.file and _share(in_file.place, other.place):
             return True
     return False
-
-
-def _mapped_file(x: Any) -> Any:
-    """Return the name of the file that an array is a memory map of, if it is one."""
-    while isinstance(x, np.ndarray):
-        if isinstance(x, np.memmap):
-            return x.filename
-        x = x.base
-    return None
 
 
 def meeting(products: Sequence[tuple[Any, Any, Any]]) -> int | None:
@@ -294,38 +286,85 @@ def meeting(products: Sequence[tuple[Any, Any, Any]]) -> int | None:
 
     Products are given as their a, b and out (or None), in host or device memory.
     """
-    every = [(i, _addressed(x)) for i, each in enumerate(products) for x in each if x is not None]
     if all(out is None for _, _, out in products):
         return None
-    owners = np.array([i for i, _ in every])
-    bounds = np.array([np.lib.array_utils.byte_bounds(x) for _, x in every])
-    for i, (_, _, out) in enumerate(products):
-        if out is not None:
-            place = _addressed(out)
-            low, high = np.lib.array_utils.byte_bounds(place)
-            near = (bounds[:, 0] < high) & (bounds[:, 1] > low) & (owners != i)
-            if overlap(place, *(every[j][1] for j in np.flatnonzero(near))):
+    every = [
+        (i, x is each[2], *place)
+        for i, each in enumerate(products)
+        for x in each
+        if x is not None
+        for place in _places(x)
+    ]
+    owners = np.array([i for i, *_ in every])
+    files = np.unique([str(file) for *_, file, _ in every], return_inverse=True)[1]
+    bounds = np.array([np.lib.array_utils.byte_bounds(place) for *_, place in every])
+    for number, (i, is_out, _, place) in enumerate(every):
+        if is_out:
+            low, high = bounds[number]
+            near = (bounds[:, 0] < high) & (bounds[:, 1] > low)
+            near &= (files == files[number]) & (owners != i)
+            if any(_share(place, every[j][-1]) for j in np.flatnonzero(near)):
                 return i
     return None
 
 
-def _addressed(x: Any) -> NDArray[Any]:
-    """Return an array with the addresses of one in host or device memory, not to be read."""
+class _InFile(NamedTuple):
+    """Where a memory map, or a view of one, lies in its file."""
+
+    file: Hashable  #: whatever name it was opened by
+    place: NDArray[Any]  #: at addresses that are positions in the file, not to be read
+
+
+def _in_file(x: Any) -> _InFile | None:
+    """Return where an array lies in a file; None if it is no memory map."""
+    root, base = None, x
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap):
+            root = base
+        base = base.base
+    if root is None or root.filename is None:
+        return None
+    file: Hashable = os.fspath(root.filename)
+    with suppress(OSError):  # it has no name any more
+        status = os.stat(root.filename)
+        file = status.st_dev, status.st_ino
+    start = int(x.__array_interface__["data"][0]) - int(root.__array_interface__["data"][0])
+    place = _Addresses(_PAGE + root.offset + start, x.shape, x.strides, x.dtype.itemsize)
+    return _InFile(file, np.asarray(place))
+
+
+def _share(x: NDArray[Any], y: NDArray[Any]) -> bool:
+    """Whether two arrays may share memory; exact unless that takes too long."""
+    if not np.may_share_memory(x, y):
+        return False
+    try:
+        return np.shares_memory(x, y, max_work=_OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _places(x: Any) -> Iterator[tuple[Hashable, NDArray[Any]]]:
+    """Yield an array by its addresses in host or device memory, and in a file it is a map of."""
     if isinstance(x, np.ndarray):
-        return x
-    return np.asarray(_Addresses(x))
+        yield "", x
+        if (in_file := _in_file(x)) is not None:
+            yield in_file
+    else:
+        yield "", np.asarray(_Addresses(x.pointer, x.shape, x.strides, x.dtype.itemsize))
 
 
 class _Addresses:
-    """What NumPy takes a device array for an array of its own by."""
+    """What NumPy takes addresses for an array of its own by, not to be read."""
 
-    def __init__(self, x: DeviceArray) -> None:
+    def __init__(
+        self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> None:
         self.__array_interface__ = {
             "version": 3,
-            "data": (x.pointer, True),
-            "shape": x.shape,
-            "strides": x.strides,
-            "typestr": f"|V{x.dtype.itemsize}",
+            "data": (pointer, True),
+            "shape": shape,
+            "strides": strides,
+            "typestr": f"|V{itemsize}",
         }
 
 

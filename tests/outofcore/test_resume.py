@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -408,6 +409,42 @@ def test_one_process_at_a_time_writes_an_output(folder: Path) -> None:
     ):
         multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
     multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
+
+
+@pytest.mark.parametrize("out", ["c.npy", "c.h5"])
+def test_a_run_whose_files_were_removed_leaves_those_of_the_next_alone(
+    folder: Path, out: str
+) -> None:
+    def begin_anew(_: Progress) -> None:
+        if finished(out):
+            os.remove(f"{out}.part")
+            os.remove(f"{out}.journal")
+            with pytest.raises(KeyboardInterrupt):
+                multiply_files("b.npy", "a.npy", out, memory=MEMORY, progress=stop)
+
+    def stop(_: Progress) -> None:
+        if finished(out):
+            raise KeyboardInterrupt
+
+    with pytest.raises(FileError, match=r"journal was removed or replaced while out .* was being"):
+        multiply_files("a.npy", "b.npy", out, memory=MEMORY, progress=begin_anew)
+    assert not Path(out).exists()
+    assert finished(out)
+    multiply_files("b.npy", "a.npy", out, memory=MEMORY)
+    assert np.array_equal(load(out), np.load("b.npy") @ np.load("a.npy"))
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_part_that_is_not_its_own_gets_no_name(folder: Path, is_replaced: bool) -> None:
+    def disturb(reached: Progress) -> None:
+        if reached.flops == reached.total_flops:
+            os.remove("c.npy.part")
+            if is_replaced:
+                shutil.copy("a.npy", "c.npy.part")
+
+    with pytest.raises(FileError, match=r"out .* cannot be completed: .*c\.npy\.part"):
+        multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY, progress=disturb)
+    assert not Path("c.npy").exists()
 
 
 def test_a_journal_keeps_whole_lines_and_their_order(tmp_path: Path) -> None:

@@ -179,10 +179,13 @@ def test_raw_floats_say_what_they_are(
     multiply_files(f"{left}:{name}", f"{right}:{name}", f"again_{out}", dtype=dtype, verify=True)
 
 
-def test_a_store_is_read_along_its_chunks(folder: Path, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", [tuple, list, np.array])
+def test_a_store_is_read_along_its_chunks(
+    folder: Path, rng: np.random.Generator, kind: Any
+) -> None:
     a = small_integers(rng, (1000, 800), "float32")
     b = small_integers(rng, (800, 900), "float32")
-    left, right = Rows(a, (200, 160)), Rows(b, (160, 90))
+    left, right = Rows(a, kind((200, 160))), Rows(b, kind((160, 90)))
     plan = multiply_files(left, right, "c.npy", memory="3MiB")
     assert plan.schedule is not None
     assert not plan.schedule.is_whole
@@ -800,3 +803,63 @@ def test_a_plan_for_an_output_is_the_one_that_runs(folder: Path, name: str) -> N
     assert expected == multiply_files("A.npy", "A.npy", name, memory="2MiB")
     assert expected.schedule is not None
     assert (expected.schedule.job.staging_bytes > 0) == (name == "C.zarr")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("dtype", "f5", r"'f5' for a dtype"),
+        ("dtype", object(), "for a dtype, which is none of NumPy's"),
+        ("dtype", None, "None for a dtype"),
+        ("shape", 4, "4 for a shape, which is no tuple of sizes"),
+        ("shape", (4, -4), "for a shape"),
+        ("shape", (4.0, 4), "for a shape"),
+        ("shape", None, "is empty"),
+    ],
+)
+def test_a_store_that_is_not_described_is_refused_by_name(
+    folder: Path, name: str, value: Any, match: str
+) -> None:
+    x, store = np.ones((4, 4)), Rows(np.ones((4, 4)))
+    setattr(store, name, value)
+    for a, out, operand in ((store, "c.npy", "a"), (x, store, "out")):
+        with pytest.raises((ShapeError, DTypeError), match=rf"{operand} \(Rows\) .*{match}"):
+            multiply_files(a, x, out)
+    assert list(folder.iterdir()) == []
+
+
+def test_an_array_that_cannot_take_the_result_is_refused_before_any_work(folder: Path) -> None:
+    class Unread(Rows):
+        def __getitem__(self, box: Any) -> Any:
+            raise AssertionError("nothing is read")
+
+    x, closed = Unread(np.ones((4, 4))), np.zeros((4, 4))
+    closed.flags.writeable = False
+    for out, match in (
+        (closed, r"out \(ndarray\) .* is read-only"),
+        (np.lib.stride_tricks.as_strided(np.zeros(4), (4, 4), (0, 8)), "elements that share memo"),
+    ):
+        with pytest.raises((ShapeError, DTypeError), match=match):
+            multiply_files(x, x, out)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.uint16])
+def test_a_store_takes_bfloat16_as_itself_or_as_raw_bytes(
+    folder: Path, rng: np.random.Generator, dtype: Any
+) -> None:
+    a = small_integers(rng, (50, 60), np.dtype(ml_dtypes.bfloat16))
+    for out in (np.zeros((50, 50), dtype), Rows(np.zeros((50, 50), dtype))):
+        multiply_files(a, a.T, out, verify=True)
+        found = np.asarray(getattr(out, "array", out)).view(a.dtype)
+        assert np.array_equal(found, (a.astype("f4") @ a.T.astype("f4")).astype(a.dtype))
+
+
+@pytest.mark.parametrize("out", ["a.zarr/c.npy", "a.zarr/c.zarr", "a.zarr:/x", "a.zarr/c/x.npy"])
+def test_nothing_is_written_within_an_operand(folder: Path, out: str) -> None:
+    a = np.ones((8, 8))
+    zarr.create_array("a.zarr", data=a, chunks=(4, 4))
+    before = sorted(folder.rglob("*"))
+    for operand in ("a.zarr", zarr.open_array("a.zarr", mode="r")):
+        with pytest.raises(FileError, match=r"out .* is within a \("):
+            multiply_files(operand, a, out)
+    assert sorted(folder.rglob("*")) == before

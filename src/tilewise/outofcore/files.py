@@ -27,7 +27,7 @@ from ..numerics import dtypes
 from . import hdf5, npy, zarrs
 from .flat import Box, FlatFile, FlatOutput, mapped_file, sync_path
 from .journal import Journal
-from .stores import Layout, Store, StoreMatrix, StoreOutput, place_of
+from .stores import Layout, Store, StoreMatrix, StoreOutput, dtype_of, place_of
 
 __all__ = ["FileOperand", "FilePath", "Layout", "Matrix", "Output", "Target", "open_matrix"]
 
@@ -85,11 +85,11 @@ def open_matrix(operand: FileOperand, name: str) -> Matrix:
     if not isinstance(operand, (str, os.PathLike)):
         if all(hasattr(operand, x) for x in ("shape", "dtype", "__getitem__")):
             check_has_all_elements(operand, name)
-            dtype = np.dtype(operand.dtype)
+            label = type(operand).__name__
+            dtype = dtype_of(operand, f"{name} ({label})")
             dtypes.canonical(dtype, name)
             if isinstance(operand, np.memmap) and (flat := mapped_file(operand, name)) is not None:
                 return flat
-            label = type(operand).__name__
             return StoreMatrix.of(operand, name, label, dtype, path=place_of(operand))
         raise FileError(
             f"{name} is {type(operand).__name__}, neither a path nor a store; matmul multiplies "
@@ -213,6 +213,11 @@ class Target:
             raise FileError(
                 f"{self.name} is the same file as {x.name}; inputs are never overwritten, so "
                 "give the result another name"
+            )
+        if self.final is not None and any(map(x.is_same_file, self.final.parents)):
+            raise FileError(
+                f"{self.name} is within {x.name}, which would change while it is read; give the "
+                "result a place of its own"
             )
         if self.store is not None and _is_of(x, self.store):
             raise FileError(

@@ -306,12 +306,16 @@ class FlatOutput:
     def commit(self) -> None:
         """Make the data durable, then give the file its final name."""
         self.sync()
-        self.close()
         try:
+            if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.part)):
+                raise FileError(f"{self._name} cannot be completed: {self.part} was replaced")
+            self.close()
             if self.final.exists():
                 os.chmod(self.part, stat.S_IMODE(self.final.stat().st_mode))
             os.replace(self.part, self.final)
             sync_path(self.final.parent)
+        except FileError:
+            raise
         except OSError as error:
             raise FileError(f"{self._name} cannot be completed: {error}") from error
 

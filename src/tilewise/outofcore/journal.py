@@ -88,8 +88,22 @@ class Journal:
         """How many tiles are done, in words."""
         return "1 finished tile" if len(self.done) == 1 else f"{len(self.done)} finished tiles"
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was removed or replaced: another run may have begun in its place."""
+        return self._file is not None and not _is_at(self._file, self.path)
+
+    def check(self) -> None:
+        """Raise FileError if it is lost."""
+        if self.is_lost:
+            raise FileError(
+                f"{self.path} was removed or replaced while {self._name} was being written; run "
+                "again when nothing else writes there"
+            )
+
     def record(self, tile: int) -> None:
-        """Remember that a tile is durable."""
+        """Remember that a tile is durable, or raise FileError if nobody would know of it."""
+        self.check()
         self._append(f"done {tile}")
         self.done.add(tile)
 
@@ -159,13 +173,19 @@ def _locked(path: Path) -> FileIO:
         file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
         try:
             _lock(file)
-            # Whoever had it may have removed it before the lock was free.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            if _is_at(file, path):  # whoever had it may have removed it before the lock was free
                 return file
         except BaseException:
             file.close()
             raise
         file.close()
+
+
+def _is_at(file: FileIO, path: Path | None) -> bool:
+    try:
+        return path is not None and os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def _lock(file: FileIO) -> None:

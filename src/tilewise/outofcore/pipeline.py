@@ -154,10 +154,13 @@ def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> No
             output = _open_output(plan, a, b, target, journal)
             try:
                 _produce(plan, a, b, target, output, journal, report)
+                journal.check()
                 output.commit()
             finally:
                 output.close()
         except BaseException as error:
+            if journal.is_lost:
+                raise  # what is there now is not of this run
             if target.part is not None and journal.done and None not in identities:
                 error.add_note(
                     f"{journal.count} of {_tile_count(plan)} stay in {target.part}; the same "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from .._arrays import check_out
 from ..errors import DTypeError, FileError, ShapeError
 from ..numerics.dtypes import is_extension
 from ..numerics.panels import release
@@ -31,6 +33,7 @@ __all__ = [
     "Store",
     "StoreMatrix",
     "StoreOutput",
+    "dtype_of",
     "parts",
     "place_of",
 ]
@@ -94,15 +97,13 @@ class StoreMatrix:
         Raises
         ------
         ShapeError
-            If it says to have no shape.
+            If its shape is none.
         """
-        if store.shape is None:
-            raise ShapeError(f"{operand} ({label}) is empty: it has a type and no shape")
         return cls(
             operand,
             label,
             store,
-            tuple(int(size) for size in store.shape),
+            shape_of(store, f"{operand} ({label})"),
             dtype,
             chunks_of(store),
             path,
@@ -262,11 +263,14 @@ class StoreOutput:
         self.nbytes = math.prod(layout.shape) * layout.dtype.itemsize
         self.part_bytes = part_bytes
         self._name, self._added = name, layout.added
+        shape, dtype = shape_of(store, name), dtype_of(store, name).newbyteorder("=")
+        if shape != layout.shape:
+            raise ShapeError(f"{name} has shape {shape}, the result {layout.shape}")
+        if dtype not in (layout.dtype, layout.stored_dtype):
+            raise DTypeError(f"{name} has dtype {dtype}, and the result {layout.dtype}")
+        if isinstance(store, np.ndarray):
+            check_out(store, shape, dtype, name, store.flags.writeable)
         self.chunks = widened(chunks_of(store), layout.added)
-        if tuple(store.shape) != layout.shape:
-            raise ShapeError(f"{name} has shape {tuple(store.shape)}, the result {layout.shape}")
-        if np.dtype(store.dtype).newbyteorder("=") != layout.stored_dtype:
-            raise DTypeError(f"{name} has dtype {store.dtype}, and the result {layout.dtype}")
 
     def write(self, box: Box, values: NDArray[Any]) -> None:
         """Write the values of a box."""
@@ -306,7 +310,7 @@ class StoreOutput:
                 ) from error
             return _elements(values, self.dtype, part, self._name).reshape(_sizes(part))
 
-        shape = tuple(self.store.shape)
+        shape = shape_of(self.store, self._name)
         return spooled(shape, self.dtype, chunks_of(self.store), read, folder, self._name)
 
     def commit(self) -> None:
@@ -356,14 +360,38 @@ def parts(box: Box, chunks: tuple[int, ...], most: int) -> Iterator[Box]:
     )
 
 
+def shape_of(store: Any, name: str) -> tuple[int, ...]:
+    """Return a store's shape; ShapeError if it is no tuple of sizes."""
+    if store.shape is None:
+        raise ShapeError(f"{name} is empty: it has a type and no shape")
+    try:
+        shape = tuple(operator.index(size) for size in store.shape)
+    except TypeError:
+        shape = (-1,)
+    if any(size < 0 for size in shape):
+        raise ShapeError(f"{name} has {store.shape!r} for a shape, which is no tuple of sizes")
+    return shape
+
+
+def dtype_of(store: Any, name: str) -> np.dtype[Any]:
+    """Return a store's dtype; DTypeError if NumPy knows none of that name."""
+    wrong = DTypeError(f"{name} has {store.dtype!r} for a dtype, which is none of NumPy's")
+    if store.dtype is None:  # which NumPy takes for float64
+        raise wrong
+    try:
+        known: np.dtype[Any] = np.dtype(store.dtype)
+    except (TypeError, ValueError, SyntaxError):  # "x4", "f4,(2"
+        raise wrong from None
+    return known
+
+
 def chunks_of(store: Any) -> tuple[int, ...]:
     """Return the shape of a store's chunks; 1 along each axis if it says none."""
-    chunks = getattr(store, "chunks", None)
-    if (
-        isinstance(chunks, tuple)
-        and len(chunks) == len(store.shape)
-        and all(isinstance(size, int) and size > 0 for size in chunks)
-    ):
+    try:
+        chunks = tuple(operator.index(size) for size in getattr(store, "chunks", ()))
+    except TypeError:  # None, or chunks of many shapes
+        chunks = ()
+    if len(chunks) == len(store.shape) and all(size > 0 for size in chunks):
         return chunks
     return (1,) * len(store.shape)
 

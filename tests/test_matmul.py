@@ -26,6 +26,7 @@ from tests.support import (
     within_bound,
 )
 from tilewise import _arrays
+from tilewise.numerics import limbs
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -301,6 +302,16 @@ def test_maps_share_what_both_have_of_a_file(rng: Any, tmp_path: Path) -> None:
     place = other[100:]
     tw.matmul(one[:100], one[50:150], out=place)
     assert np.array_equal(place, x[:100] @ x[50:150])
+
+
+def test_cuts_into_limbs_are_not_searched_for_each_length(rng: Any) -> None:
+    widest = np.array([[-(2**63), 2**63 - 1]])
+    for k in range(513, 560):
+        a, b = np.tile(widest, (20, 280))[:, :k], np.tile(widest.T, (280, 20))[:k]
+        assert np.array_equal(tw.matmul(a, b), exact_integers(a, b, "int64"))
+        if k == 513:
+            searched = limbs.choose_cut.cache_info().misses
+    assert limbs.choose_cut.cache_info().misses == searched
 
 
 def test_threads_do_not_disturb_each_other(rng: Any) -> None:

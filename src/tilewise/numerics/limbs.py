@@ -9,6 +9,7 @@ shift reaches the result's width contributes a multiple of 2^width, which is not
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -75,29 +76,26 @@ def choose_cut(a_bits: int, b_bits: int, k: int, result_bits: int) -> Cut:
     if a_bits + b_bits <= 24 and float32_depth >= min(k, _LEAST_FLOAT32_DEPTH):
         return Cut(np.dtype(np.float32), float32_depth, 0, 0, 1, 1, ((0, 0),))
     best: Cut | None = None
-    for a_limbs in range(1, 9):
-        for b_limbs in range(1, 9):
-            for a_width, a_sizes in _widths(a_bits, a_limbs, result_bits):
-                for b_width, b_sizes in _widths(b_bits, b_limbs, result_bits):
-                    pairs = tuple(
-                        (i, j)
-                        for i in range(a_limbs)
-                        for j in range(b_limbs)
-                        if i * a_width + j * b_width < result_bits
-                    )
-                    spare = 53 - max(a_sizes[i] + b_sizes[j] for i, j in pairs)
-                    if spare < 0 or (best is not None and len(pairs) >= len(best.pairs)):
-                        continue
-                    if (1 << spare) >= min(k, 1024):
-                        best = Cut(
-                            np.dtype(np.float64),
-                            1 << spare,
-                            a_width,
-                            b_width,
-                            a_limbs,
-                            b_limbs,
-                            pairs,
-                        )
+    a_ways = [way for limbs in range(1, 9) for way in _widths(a_bits, limbs, result_bits)]
+    b_ways = [way for limbs in range(1, 9) for way in _widths(b_bits, limbs, result_bits)]
+    most_bits = 53 - (min(k, 1024) - 1).bit_length()  # of the product of two limbs
+    for (a_width, a_sizes), (b_width, b_sizes) in itertools.product(a_ways, b_ways):
+        if a_sizes[0] + b_sizes[0] > most_bits:
+            continue
+        a_limbs, b_limbs = len(a_sizes), len(b_sizes)
+        # How many limbs of b each of a is multiplied with.
+        rows = [
+            min(-(-(result_bits - i * a_width) // b_width), b_limbs) if b_width else 1
+            for i in range(a_limbs)
+        ]
+        if best is not None and sum(rows) >= len(best.pairs):
+            continue
+        bits = max(a_sizes[i] + max(b_sizes[:row]) for i, row in enumerate(rows))
+        if bits <= most_bits:
+            pairs = tuple((i, j) for i, row in enumerate(rows) for j in range(row))
+            best = Cut(
+                np.dtype(np.float64), 1 << (53 - bits), a_width, b_width, a_limbs, b_limbs, pairs
+            )
     assert best is not None, "eight limbs a side cut any 64-bit integers"
     return best
 
@@ -116,7 +114,9 @@ def multiply_add(
     """
     k = a.shape[-1]
     a, b = _reduced(a, result_bits), _reduced(b, result_bits)
-    cut = choose_cut(magnitude_bits(a), magnitude_bits(b), k, result_bits)
+    # No cut depends on k but by the power of two above it, up to 1024; few are searched for.
+    about = 1 << min(max(k - 1, 0).bit_length(), 10)
+    cut = choose_cut(magnitude_bits(a), magnitude_bits(b), about, result_bits)
     for start in range(0, k, cut.depth):
         stop = min(start + cut.depth, k)
         a_limbs = _split(a[..., start:stop], cut.a_limbs, cut.a_width, cut.dtype)

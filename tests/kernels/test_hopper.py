@@ -25,7 +25,7 @@ def variants() -> dict[str, compiler.Variant]:
 
 
 def test_there_is_a_variant_for_every_kernel_that_a_plan_names() -> None:
-    passes = {"pack_16", "add_pieces_bf16", "add_pieces_fp16"}
+    passes = {"clear", "pack_16", "add_pieces_bf16", "add_pieces_fp16"}
     assert variants().keys() == {kernel.name for kernel in KERNELS} | passes
 
 
@@ -66,7 +66,7 @@ def check(name: str, entry: dict[str, object]) -> None:
     counts = entry["instructions"]
     assert isinstance(counts, dict)
     assert not {"LDL", "STL"} & counts.keys(), name
-    if name.startswith(("pack", "add_pieces")):
+    if name.startswith(("clear", "pack", "add_pieces")):
         return
     assert counts["HGMMA"] % 4 == 0, name  # 64 of K a step, 16 an instruction
     assert counts["UTMALDG"] >= 2, name

@@ -429,8 +429,30 @@ def test_rows_off_sectors_are_packed_where_there_are_no_pairs() -> None:
     assert (small.packs_a, small.packs_b) == (False, False)
     assert (large.packs_a, large.packs_b) == (True, True)
     frugal = choose(p, workspace_bytes=1 << 20)
-    assert frugal.workspace_bytes == 0
+    assert (frugal.packs_a, frugal.packs_b) == (False, False)
     assert frugal.expected_us > large.expected_us
+
+
+def test_blocks_that_would_drift_apart_wait_for_each_other() -> None:
+    assert not choose(problem(2048, 2048, 2048)).is_paced
+    p = problem(16384, 16384, 16384)
+    choice = choose(p)
+    assert choice.is_paced
+    clear, multiply, *strips = launches(p, choice)
+    assert clear.kernel == "clear"
+    word, same = clear.arguments["progress"], multiply.arguments["progress"]
+    assert isinstance(word, Pointer)
+    assert isinstance(same, Pointer)
+    assert word.offset_bytes == same.offset_bytes <= choice.workspace_bytes - 4
+    assert clear.operands[word.operand] == multiply.operands[same.operand] == 3  # the workspace
+    assert all(step.arguments["progress"] == 0 for step in strips)
+
+
+def test_blocks_do_not_wait_where_there_is_no_memory_to_count_in() -> None:
+    p = problem(16384, 16384, 16384)
+    choice = choose(p, workspace_bytes=0)
+    assert choice.workspace_bytes == 0
+    assert all(step.arguments["progress"] == 0 for step in launches(p, choice))
 
 
 def test_too_little_workspace_gives_what_takes_the_least() -> None:

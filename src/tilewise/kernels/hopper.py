@@ -38,8 +38,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .compile import Variant
-from .hopper_passes import add_pieces, pack, write
+from .hopper_passes import add_pieces, clear, pack, write
 from .hopper_table import KERNELS, PACKED_TILE, SUMMED_TILE, Kernel
+from .pace import Pace
 
 __all__ = ["multiply", "multiply_any", "multiply_tiles", "variants"]
 
@@ -56,6 +57,7 @@ def multiply(
     a,
     b,
     c,
+    progress,
     m,
     n,
     k,
@@ -85,7 +87,10 @@ def multiply(
     policy: gl.constexpr = STREAMED if CONSUMERS * TILE_N >= 384 else None
     out = Mapped(c, staging, buffers, policy)
     steps = (a_outer, a_inner, b_outer, b_inner)
-    multiply_tiles(a, b, out, work, steps, alpha, CONSUMERS, STAGES, A_ALONG_K, B_ALONG_K, False)
+    pace = Pace(progress, k)
+    multiply_tiles(
+        a, b, out, work, pace, steps, alpha, CONSUMERS, STAGES, A_ALONG_K, B_ALONG_K, False
+    )
 
 
 @gluon.jit
@@ -93,6 +98,7 @@ def multiply_any(
     a,
     b,
     c,
+    progress,
     m,
     n,
     k,
@@ -133,12 +139,18 @@ def multiply_any(
     )
     out = Strided(c, staging, m, n, beta, is_wide, c_outer, c_inner, c_piece, c_row, c_col)
     steps = (a_outer, a_inner, b_outer, b_inner)
-    multiply_tiles(a, b, out, work, steps, alpha, CONSUMERS, STAGES, A_ALONG_K, B_ALONG_K, PROMOTED)
+    pace = Pace(progress, k)
+    multiply_tiles(
+        a, b, out, work, pace, steps, alpha, CONSUMERS, STAGES, A_ALONG_K, B_ALONG_K, PROMOTED
+    )
 
 
 def variants() -> tuple[Variant, ...]:
     """Return every kernel of `hopper_table.KERNELS`, and those around them, for sm_90a."""
-    passes = [_pass_variant("pack_16", pack, "i16", PACKED_TILE)]
+    passes = [
+        _variant("clear", clear, {}, {}),
+        _pass_variant("pack_16", pack, "i16", PACKED_TILE),
+    ]
     for dtype in ("bf16", "fp16"):
         passes.append(_pass_variant(f"add_pieces_{dtype}", add_pieces, dtype, SUMMED_TILE))
     return (*(_multiply_variant(kernel) for kernel in KERNELS), *passes)
@@ -308,6 +320,7 @@ def multiply_tiles(
     b,
     out,
     work,
+    pace,
     steps,
     alpha,
     CONSUMERS: gl.constexpr,
@@ -351,20 +364,20 @@ def multiply_tiles(
         gl.warp_specialize(
             [
                 (_consume, (ring, work, out, alpha, 0, PROMOTED)),
-                (_produce, (a, b, ring, work, steps, PROMOTED)),
+                (_produce, (a, b, ring, work, pace, steps, PROMOTED)),
             ],
             [1],
-            [24],
+            [40],
         )
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_consume, (ring, work, out, alpha, 0, PROMOTED)),
                 (_consume, (ring, work, out, alpha, 1, PROMOTED)),
-                (_produce, (a, b, ring, work, steps, PROMOTED)),
+                (_produce, (a, b, ring, work, pace, steps, PROMOTED)),
             ],
             [4, 1],
-            [240, 24],
+            [232, 40],
         )
     else:
         gl.warp_specialize(
@@ -372,7 +385,7 @@ def multiply_tiles(
                 (_consume, (ring, work, out, alpha, 0, PROMOTED)),
                 (_consume, (ring, work, out, alpha, 1, PROMOTED)),
                 (_consume, (ring, work, out, alpha, 2, PROMOTED)),
-                (_produce, (a, b, ring, work, steps, PROMOTED)),
+                (_produce, (a, b, ring, work, pace, steps, PROMOTED)),
             ],
             [4, 4, 1],
             [160, 160, 32],
@@ -380,18 +393,20 @@ def multiply_tiles(
 
 
 @gluon.jit
-def _produce(a, b, ring, work, steps, PROMOTED: gl.constexpr):
+def _produce(a, b, ring, work, pace, steps, PROMOTED: gl.constexpr):
     """Load tiles of A and B, one stage after the other, wherever a stage is free."""
     gdc_wait()
     a_outer, a_inner, b_outer, b_inner = steps
     stage = 0
     phase = 1
+    patience = pace.patience()
     for index in range(gl.program_id(0), work.count(), gl.num_programs(0)):
         outer, inner, piece, row, col = work.item(index)
         begin, end = work.span(piece)
         if PROMOTED:
             end = work.k
         for k in range(begin, end, TILE_K):
+            patience = pace.begin(index, k, patience)
             full = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
             if gl.num_ctas() > 1:
@@ -412,6 +427,7 @@ def _produce(a, b, ring, work, steps, PROMOTED: gl.constexpr):
                 at = [outer * b_outer, inner * b_inner, k, col]
             tma.async_load(b, at, full, ring.b.index(stage), multicast=gl.num_ctas() > 1)
             stage, phase = next_stage(stage, phase, ring.STAGES)
+    pace.finish(work.count(), patience)
 
 
 @gluon.jit
@@ -545,6 +561,7 @@ def _variant(
 ) -> Variant:
     """Describe a kernel whose other arguments are strides, of 64 bits, and sizes, of 32."""
     strides = re.compile(r"(c|part|source|target)_\w+")
+    types = {"progress": "*i32", **types}
     names = [name for name in function.arg_names if name not in constexprs]
     signature = {
         name: types.get(name, "i64" if strides.fullmatch(name) else "i32") for name in names

@@ -47,6 +47,7 @@ from .hopper_float32_table import (
     Tf32Tile,
 )
 from .hopper_tf32 import multiply_any_tf32, multiply_tf32
+from .pace import Pace
 from .repair import repair, write
 from .split import PIECE, split_pieces, split_rows
 
@@ -67,6 +68,7 @@ def multiply(
     b_scale,
     a_flagged,
     b_flagged,
+    progress,
     m,
     n,
     k,
@@ -98,7 +100,8 @@ def multiply(
         b_next_outer,
         b_next_inner,
     )
-    _multiply(a, b, Mapped(c, staging), work, marks, chain_k, STAGES)
+    pace = Pace(progress, k)
+    _multiply(a, b, Mapped(c, staging), work, marks, pace, chain_k, STAGES)
 
 
 @gluon.jit
@@ -112,6 +115,7 @@ def multiply_any(
     b_flagged,
     a_flag,
     b_flag,
+    progress,
     m,
     n,
     k,
@@ -152,7 +156,8 @@ def multiply_any(
         b_next_inner,
     )
     out = Strided(c, staging, a_flag, b_flag, alpha, beta, c_outer, c_inner, c_row, c_col, pairs)
-    _multiply(a, b, out, work, marks, chain_k, STAGES)
+    pace = Pace(progress, k)
+    _multiply(a, b, out, work, marks, pace, chain_k, STAGES)
 
 
 @gluon.aggregate
@@ -283,6 +288,7 @@ def _multiply(
     out,
     work,
     marks,
+    pace,
     chain_k,
     STAGES: gl.constexpr,
 ):
@@ -304,19 +310,20 @@ def _multiply(
         [
             (_consume, (ring, work, marks, chain_k, out, 0)),
             (_consume, (ring, work, marks, chain_k, out, 1)),
-            (_produce, (a, b, ring, work, marks)),
+            (_produce, (a, b, ring, work, marks, pace)),
         ],
         [4, 1],
-        [240, 24],
+        [232, 40],
     )
 
 
 @gluon.jit
-def _produce(a, b, ring, work, marks):
+def _produce(a, b, ring, work, marks, pace):
     """Load tiles of A and B, one stage after the other, wherever a stage is free."""
     gdc_wait()
     stage = 0
     phase = 1
+    patience = pace.patience()
     wanted = marks.wants(work, gl.program_id(0))
     for index in range(gl.program_id(0), work.count(), gl.num_programs(0)):
         # Asked one tile ahead, since memory takes its time to answer.
@@ -325,9 +332,11 @@ def _produce(a, b, ring, work, marks):
         end = work.k
         if not wanted:
             end = 0
+            pace.skip(patience)
         x = marks.of_a(outer, inner)
         y = marks.of_b(outer, inner)
         for k in range(0, end, PIECE):
+            patience = pace.begin(index, k, patience)
             full = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
             tile_bytes: gl.constexpr = a.nbytes_per_cta + CONSUMERS * b.nbytes_per_cta
@@ -340,6 +349,7 @@ def _produce(a, b, ring, work, marks):
                     tma.async_load(b, [y, part, col + 64 * i, k], full, tile)
             stage, phase = next_stage(stage, phase, ring.STAGES)
         wanted = then
+    pace.finish(work.count(), patience)
 
 
 @gluon.jit
@@ -504,7 +514,7 @@ def _variant(
     """Describe a kernel by its pointers; other arguments are told by their names."""
     kinds = {
         r"[abc]_(outer|inner|row|col)|(source|target)_\w+": "i64",
-        r"[ab]_(flag|flagged|list|count|tile)|cleared": "*i32",
+        r"[ab]_(flag|flagged|list|count|tile)|cleared|progress": "*i32",
         r"[ab]_scale": "*fp32",
         r"alpha|beta|threshold": "fp32",
     }

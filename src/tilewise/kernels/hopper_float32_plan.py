@@ -39,6 +39,7 @@ from .steps import (
     Strides,
     Tensor,
     chains,
+    drifts,
     round_up,
 )
 
@@ -163,10 +164,10 @@ class _Tiles:
         scales = self._depth // PIECE if self._parts == 2 else 1
         self._b_scale = room.take(4 * b_rows * scales * self._splits_b)
         # What counts from zero: rows and columns of each list, and of none, by matrix; flagged
-        # columns by tile; and flags of columns, which several blocks set.
+        # columns by tile; flags of columns, which several blocks set; and stretches of K begun.
         b_tiles = self._b_count * self._tiles_n
         counts = (LISTS + 1) * (self._a_count + self._b_count)
-        self._clear_count = counts + b_tiles + b_rows
+        self._clear_count = counts + b_tiles + b_rows + 1
         self._counts = room.take(4 * self._clear_count)
         self._a_flag = room.take(4 * a_rows)
         self._a_list, self._b_list = (room.take(4 * LISTS * rows) for rows in (a_rows, b_rows))
@@ -217,6 +218,11 @@ class _Tiles:
             "m": self._m,
             "a_tiles": self._a_count * self._tiles_m,
         }
+
+    def _pace(self, tiles: int) -> Arguments:
+        """Return where the blocks of a launch count, if they keep pace."""
+        word = self._counts.moved(4 * (self._clear_count - 1))
+        return {"progress": word if drifts(tiles, self._multiprocessors) else 0}
 
     @property
     def _threshold(self) -> float:
@@ -328,6 +334,7 @@ class _Tiles:
             "b_scale": self._b_scale,
             "a_flagged": self._a_tile,
             "b_flagged": self._b_tile,
+            **self._pace(tiles),
             "m": self._m,
             "n": self._n,
             "k": self._k,
@@ -469,6 +476,7 @@ class _Tf32(_Tiles):
             "b": _tensor(self._b_parts, (*self._b_stack, self._n, self._depth)),
             "a_scale": self._a_scale,
             "b_scale": self._b_scale,
+            **self._pace(tiles),
             "m": self._m,
             "n": self._n,
             "k": self._k,

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
-__all__ = ["add_pieces", "pack", "write"]
+__all__ = ["add_pieces", "clear", "pack", "write"]
 
 
 @gluon.jit
@@ -64,6 +64,13 @@ def pack(
         to_row = target + (matrix.to(gl.int64) * rows + i) * target_row
         inside = (i < rows)[:, None] & (j < target_row)[None, :]
         gl.store(to_row[:, None] + j[None, :], gl.convert_layout(x, wide), mask=inside)
+
+
+@gluon.jit
+def clear(progress):
+    """Set what `pace.Pace` counts in to zero."""
+    gdc_wait()
+    gl.store(progress, 0)
 
 
 @gluon.jit

@@ -27,6 +27,7 @@ from .steps import (
     Strides,
     Tensor,
     chains,
+    drifts,
     limited_by,
     round_up,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "choices",
     "choose",
     "launches",
+    "paced",
 ]
 
 #: What sticks out over whole tiles by no more than this can be a product of its own.
@@ -63,8 +65,8 @@ class Choice:
     transposed problem. The kernel computes ``rows`` and ``cols`` of C, each from where to where;
     what is beyond them is left to ``strips``. Chains are ``piece_k`` of K long, and ``parts`` of
     them are left apart, to be added up by a launch of their own. ``group`` rows of tiles are walked
-    at a time, by so many ``programs``: blocks, or pairs of them. Microseconds and bytes are of all
-    of it.
+    at a time, of so many, by so many ``programs``: blocks, or pairs of them, that wait for each
+    other if the choice ``is_paced``. Microseconds and bytes are of all of it.
     """
 
     kernel: Kernel
@@ -77,10 +79,12 @@ class Choice:
     parts: int
     group: int
     programs: int
+    tiles: int
     expected_us: float
     workspace_bytes: int
     why: str
     strips: tuple[Choice, ...] = ()
+    is_paced: bool = False
 
 
 def choose(
@@ -111,10 +115,18 @@ def choose(
     every = list(choices(problem, multiprocessors, times))
     least = min(choice.workspace_bytes for choice in every)
     allowed = math.inf if workspace_bytes is None else max(workspace_bytes, least)
-    return min(
-        (choice for choice in every if choice.workspace_bytes <= allowed),
-        key=lambda choice: choice.expected_us,
-    )
+    fitting = (choice for choice in every if choice.workspace_bytes <= allowed)
+    chosen = min(fitting, key=lambda choice: choice.expected_us)
+    if chosen.parts > 1 or not drifts(chosen.tiles, chosen.programs):
+        return chosen
+    kept = paced(chosen)
+    return kept if kept.workspace_bytes <= allowed else chosen
+
+
+def paced(choice: Choice) -> Choice:
+    """Return a choice, of one part, whose blocks wait for each other: see ``pace``."""
+    nbytes = choice.workspace_bytes + Room.STEP
+    return replace(choice, is_paced=True, workspace_bytes=nbytes)
 
 
 def choices(
@@ -199,6 +211,7 @@ def _packed_choices(
         parts=1,
         group=1,
         programs=1,
+        tiles=1,
         expected_us=0.0,
         workspace_bytes=room.nbytes,
         why="",
@@ -264,6 +277,7 @@ def _single(part: _Part, kernel: Kernel, multiprocessors: int, times: Times) -> 
         # A wave of tiles about as wide as it is high reads the least of A and B.
         group=max(1, round(math.sqrt(at_once * kernel.tile_n / kernel.rows))),
         programs=min(items, at_once),
+        tiles=items,
         expected_us=us,
         workspace_bytes=base.workspace_bytes + round_up(parts_bytes, Room.STEP),
         why=why,
@@ -355,7 +369,10 @@ def _product(p: Problem, part: Choice, a: Pointer, b: Pointer, room: Room) -> It
     c = Pointer(2, (top * p.c.row + left * p.c.col) * (4 if wide else _ITEM_BYTES))
     p = _cut(p, part)
     common: Arguments = {"m": p.m, "n": p.n, "k": p.k, "outer": p.outer, "inner": p.inner}
-    common["group"] = part.group
+    common |= {"group": part.group, "progress": 0}
+    if part.is_paced:
+        common["progress"] = progress = room.take(Room.STEP)
+        yield Step.of("clear", 1, {"progress": progress})
     # B is described as its transpose, n×k, like A.
     for name, pointer, strides, rows, along_k in (
         ("a", a, p.a, p.m, kernel.a_along_k),

@@ -20,6 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from .hopper import STREAMED, Work, accumulator, columns, multiply_tiles
+from .pace import Pace
 from .repair import write
 
 __all__ = ["multiply_any_tf32", "multiply_tf32"]
@@ -34,6 +35,7 @@ def multiply_tf32(
     c,
     a_scale,
     b_scale,
+    progress,
     m,
     n,
     k,
@@ -57,7 +59,9 @@ def multiply_tf32(
     scales = Scales(a_scale, b_scale, m, n, a_next_outer, a_next_inner, b_next_outer, b_next_inner)
     staging = gl.allocate_shared_memory(gl.float32, [2 * CONSUMERS, 1, 1, 64, CHUNK], c.layout)
     out = Mapped(c, staging, scales)
-    multiply_tiles(a, b, out, work, scales.steps(), 1.0, CONSUMERS, STAGES, True, True, False)
+    pace = Pace(progress, k)
+    steps = scales.steps()
+    multiply_tiles(a, b, out, work, pace, steps, 1.0, CONSUMERS, STAGES, True, True, False)
 
 
 @gluon.jit
@@ -69,6 +73,7 @@ def multiply_any_tf32(
     b_scale,
     a_flag,
     b_flag,
+    progress,
     m,
     n,
     k,
@@ -107,7 +112,9 @@ def multiply_any_tf32(
     out = Strided(
         c, staging, scales, a_flag, b_flag, alpha, beta, c_outer, c_inner, c_row, c_col, pairs
     )
-    multiply_tiles(a, b, out, work, scales.steps(), 1.0, CONSUMERS, STAGES, True, True, PROMOTED)
+    pace = Pace(progress, k)
+    steps = scales.steps()
+    multiply_tiles(a, b, out, work, pace, steps, 1.0, CONSUMERS, STAGES, True, True, PROMOTED)
 
 
 @gluon.aggregate

@@ -25,6 +25,7 @@ __all__ = [
     "Strides",
     "Tensor",
     "chains",
+    "drifts",
     "limited_by",
     "round_up",
 ]
@@ -46,6 +47,9 @@ MOST_PIECES = 128
 #: Pieces are whole tiles along K, of whichever kernel.
 _TILE_K = 64
 
+#: Rounds of tiles after which blocks are still near each other.
+_UNPACED_WAVES = 4
+
 
 def chains(k: int) -> tuple[int, int]:
     """Return into how many chains K is cut, and the length of all but the last.
@@ -56,6 +60,11 @@ def chains(k: int) -> tuple[int, int]:
         return 1, round_up(k, _TILE_K)
     piece = max(LEAST_PIECE, round_up(math.ceil(k / MOST_PIECES), _TILE_K))
     return math.ceil(k / piece), piece
+
+
+def drifts(tiles: int, at_once: int) -> bool:
+    """Say whether blocks that compute so many tiles, so many at once, drift apart: see ``pace``."""
+    return tiles > _UNPACED_WAVES * at_once
 
 
 @dataclass(frozen=True, slots=True)

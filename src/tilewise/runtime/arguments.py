@@ -24,6 +24,7 @@ _FORMATS = {
     **dict(zip(("i1", "i8", "i16", "i32", "i64"), "bbhiq", strict=True)),
     **dict(zip(("u1", "u8", "u16", "u32", "u64"), "BBHIQ", strict=True)),
     **dict(zip(("fp32", "fp64"), "fd", strict=True)),
+    "pointer": "Q",  # a number only if it is null
 }
 
 _CELL = 8  # every value has a cell of its own, of which the driver takes as much as is declared

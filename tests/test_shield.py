@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
+from zarr.storage import LocalStore
 
 import tilewise as tw
 from tests.outofcore.fake_device import FakeCuda
 from tests.outofcore.fake_gpus import fake_gpus
 from tests.support import small_integers
 from tilewise._shield import shielded
+from tilewise.outofcore.flat import FlatFile
+from tilewise.outofcore.pipeline import multiply_files
 
 
 @pytest.fixture
@@ -122,3 +129,53 @@ def test_other_threads_are_not_interrupted_and_do_it_themselves() -> None:
     worker.start()
     worker.join()
     assert done == [worker]
+
+
+@pytest.mark.parametrize("name", ["tilewise-read", "tilewise-write"])
+def test_threads_that_have_files_are_waited_for(
+    tmp_path: Path, monkeypatch: Any, name: str
+) -> None:
+    a = small_integers(np.random.default_rng(5), (300, 300), "float64")
+    np.save(tmp_path / "a.npy", a)
+    real_start, real_read = threading.Thread.start, FlatFile.read
+    product = partial(multiply_files, tmp_path / "a.npy", a, tmp_path / "c.npy", memory="500KiB")
+
+    def start(self: threading.Thread) -> None:
+        real_start(self)
+        if self.name.startswith(name):
+            interrupt()
+
+    def read(self: FlatFile, *given: Any) -> Any:
+        interrupt()
+        time.sleep(0.05)
+        return real_read(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        patch.setattr(FlatFile, "read", read)
+        with pytest.raises(KeyboardInterrupt):
+            product()
+    assert not [each for each in threading.enumerate() if "tilewise" in each.name]
+    product()
+    assert (np.load(tmp_path / "c.npy") == a @ a).all()
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_zarr_writes_nothing_after_an_interrupt(tmp_path: Path, monkeypatch: Any, nth: int) -> None:
+    a = small_integers(np.random.default_rng(5), (30, 30), "float64")
+    real, calls = LocalStore.set, itertools.count()
+
+    async def late(self: LocalStore, *given: Any) -> None:
+        if next(calls) == nth:  # its metadata, its chunk
+            interrupt()
+            await asyncio.sleep(0.05)
+        await real(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "set", late)
+        with pytest.raises(KeyboardInterrupt):
+            multiply_files(a, a, tmp_path / "c.zarr")
+    time.sleep(0.1)
+    assert list(tmp_path.iterdir()) == []
+    multiply_files(a, a, tmp_path / "c.zarr")
+    assert (zarr.open_array(tmp_path / "c.zarr", mode="r")[:] == a @ a).all()

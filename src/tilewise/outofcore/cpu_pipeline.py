@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from .. import _cpu
 from .._plan import Plan
+from .._shield import shielded
 from ..errors import TilewiseError
 from .account import Account
 from .files import Matrix, Output
@@ -60,8 +61,8 @@ def execute(
     a = a.as_panels((*job.a.batch, job.m, job.k), most)
     b = b.as_panels((*job.b.batch, job.k, job.n), most)
     with (
-        ThreadPoolExecutor(1, "tilewise-read") as reading,
-        ThreadPoolExecutor(1, "tilewise-write") as writing,
+        _thread("tilewise-read") as reading,
+        _thread("tilewise-write") as writing,
         np.errstate(all="ignore"),  # Inf and NaN are results here, not news
     ):
         inbox = _Inbox(schedule, a, b, journal, account, reading)
@@ -238,6 +239,20 @@ class _Outbox:
             if is_end:
                 self._output.sync()
                 self._journal.record(step.tile)
+
+
+@contextmanager
+def _thread(name: str) -> Iterator[ThreadPoolExecutor]:
+    """Start a thread that is waited for however often Ctrl-C is pressed: it has files in its hands.
+
+    It is there before anything is asked of it, or who is interrupted would not know of it.
+    """
+    pool = ThreadPoolExecutor(1, name)
+    try:
+        shielded(lambda: pool.submit(int).result())
+        yield pool
+    finally:
+        shielded(pool.shutdown)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._shield import shielded
 from ..errors import DTypeError, FileError
 from .flat import Box, check_room, no_room, stamp, sync_path
 from .npy import element_type
@@ -81,7 +83,8 @@ def create_zarr(part: Path, final: Path, layout: Layout) -> None:
     zarr = _zarr(name)
     check_room(math.prod(layout.shape) * layout.dtype.itemsize, name, part)
     try:
-        zarr.create_array(
+        create = partial(
+            zarr.create_array,
             part,
             shape=layout.shape,
             dtype=layout.stored_dtype,
@@ -89,6 +92,7 @@ def create_zarr(part: Path, final: Path, layout: Layout) -> None:
             compressors=None,
             zarr_format=layout.zarr_format,
         )
+        shielded(create)  # zarr's own threads would go on where an interrupt had cleared up
     except OSError as error:
         raise FileError(f"{name} cannot be created: {error}") from error
     except ValueError as error:
@@ -126,7 +130,7 @@ class ZarrOutput(StoreOutput):
 
     def write(self, box: Box, values: NDArray[Any]) -> None:
         """Write the values of a box."""
-        super().write(box, values)
+        shielded(partial(super().write, box, values))  # as it is created
         self._unsynced.update(self._files(box))
 
     def holds(self, box: Box) -> bool:

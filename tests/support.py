@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,19 @@ def small_integers(
     if kind == "c":
         return (values + 1j * rng.integers(low, high, shape, endpoint=True)).astype(dtype)
     return values.astype(dtype)
+
+
+def no_more_threads_than(count: int) -> bool:
+    """Whether there are soon that many threads, those that `threading` does not list among them."""
+    for _ in range(200):
+        if thread_count() <= count:
+            return True
+        time.sleep(0.01)  # one that has nothing left to do ends by itself
+    return False
+
+
+def thread_count() -> int:
+    return len(sys._current_frames())
 
 
 def guarded(x: Array, margin: int = 3) -> tuple[Array, Array]:

@@ -87,6 +87,42 @@ def test_work_is_done_to_its_end_and_then_the_interrupt_is_raised() -> None:
     assert threading.active_count() == threads
 
 
+def test_an_interrupt_is_told_to_the_work_at_once() -> None:
+    told, stop = [], threading.Event()
+
+    def work() -> None:
+        interrupt()
+        assert stop.wait(20)
+
+    def interrupted(error: BaseException) -> None:
+        told.append(error)
+        stop.set()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        shielded(work, interrupted)
+    assert set(told) == {caught.value}
+
+
+@pytest.mark.parametrize("is_main", [False, True])
+def test_the_calling_thread_does_something_meanwhile(is_main: bool) -> None:
+    done, goes_on = [], threading.Event()
+
+    def meanwhile() -> None:
+        done.append(threading.current_thread())
+        goes_on.set()
+
+    def call() -> None:
+        shielded(lambda: goes_on.wait(20), meanwhile=meanwhile)
+
+    caller = threading.main_thread() if is_main else threading.Thread(target=call)
+    if is_main:
+        call()
+    else:
+        caller.start()
+        caller.join()
+    assert done == [caller]
+
+
 def test_an_error_of_the_work_comes_before_an_interrupt() -> None:
     def work() -> None:
         interrupt()

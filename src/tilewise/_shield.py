@@ -8,19 +8,32 @@ from collections.abc import Callable
 __all__ = ["shielded"]
 
 
-def shielded(work: Callable[[], object]) -> None:
+def shielded(
+    work: Callable[[], object],
+    interrupted: Callable[[BaseException], object] = lambda _: None,
+    meanwhile: Callable[[], object] | None = None,
+) -> None:
     """Do work to its end; an interrupt that comes meanwhile is raised after it.
 
     Python interrupts its main thread alone, between any two steps, and after a long call into a
     library more likely than not: a pointer that the call returned is then lost. So the main thread
     waits, and another does the work, which notes what it takes where whoever cleans up finds it.
 
+    Parameters
+    ----------
+    work : callable
+    interrupted : callable, optional
+        Called with an interrupt at once, so that the work can come to its end.
+    meanwhile : callable, optional
+        What the calling thread does while it waits, until the work lets it end; it raises nothing
+        but interrupts.
+
     Raises
     ------
     BaseException
         What the work raised; or else the first interrupt.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() and meanwhile is None:
         work()
         return
     raised: list[BaseException] = []
@@ -43,9 +56,14 @@ def shielded(work: Callable[[], object]) -> None:
         once()
     except KeyboardInterrupt as error:  # it may have begun, or never will
         interrupts.append(error)
+        interrupted(error)
         once()
     while True:
         try:
+            if interrupts:
+                interrupted(interrupts[0])
+            elif meanwhile is not None:
+                meanwhile()
             done.wait()
             if worker.ident is not None:
                 worker.join()

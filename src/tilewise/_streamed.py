@@ -132,8 +132,8 @@ class Streams:
 
     def first_tiles(self) -> list[int]:
         """Return the number of each device's first tile."""
-        counts = (sum(1 for _ in part.schedule.tiles()) for part in self.parts)
-        return list(itertools.accumulate(counts, initial=0))[:-1]
+        counts = (sum(1 for _ in part.schedule.tiles()) for part in self.parts[:-1])
+        return list(itertools.accumulate(counts, initial=0))
 
     def multiply(self, plan: Plan, a: Array, b: Array, out: Array | None) -> Any:
         return multiply(plan, self, a, b, out)

@@ -15,7 +15,14 @@ import pytest
 
 import tilewise as tw
 from tests.gpu.support import EXACT, INEXACT, PoolHigh, download, in_memory, random, upload
-from tests.support import exact_integers, planned, small_integers, within_bound
+from tests.support import (
+    exact_integers,
+    no_more_threads_than,
+    planned,
+    small_integers,
+    thread_count,
+    within_bound,
+)
 from tilewise import _api, _streamed
 from tilewise._memory import parse_budget
 from tilewise._operand import Operand
@@ -423,7 +430,7 @@ def test_a_thread_that_dies_names_its_place_and_leaves_nothing(
 ) -> None:
     a, b = random(rng, (3000, 2000), "float32"), random(rng, (2000, 3000), "float32")
     expected = tw.matmul(a, b, devices="cuda:0")
-    free, threads = device.free_bytes(0), threading.active_count()
+    free, threads = device.free_bytes(0), thread_count()
     real = getattr(transfers.Gpu, method)
     calls = itertools.count()
 
@@ -440,7 +447,7 @@ def test_a_thread_that_dies_names_its_place_and_leaves_nothing(
     assert "[" in caught.value.__notes__[0]
     streams.synchronize(streams.DEFAULT, 0)
     assert device.free_bytes(0) >= free - (4 << 20)
-    assert threading.active_count() == threads
+    assert no_more_threads_than(threads)
     assert tw.matmul(a, b, devices="cuda:0").tobytes() == expected.tobytes()
 
 
@@ -448,7 +455,7 @@ def test_control_c_stops_a_product_and_the_next_one_works(rng: Any) -> None:
     a = np.full((16384, 8192), 0.5, "float32")
     out = np.zeros((16384, 16384), "float32")
     tw.matmul(a[:1000], a[:1000].T, devices="cuda:0")
-    threads = threading.active_count()
+    threads = thread_count()
     main = threading.main_thread().ident
     assert main is not None
     timer = threading.Timer(0.03, lambda: signal.pthread_kill(main, signal.SIGINT))
@@ -458,9 +465,7 @@ def test_control_c_stops_a_product_and_the_next_one_works(rng: Any) -> None:
         deque((tw.matmul(a, a.T, out=out, devices="cuda:0") for _ in range(50)), maxlen=0)
     assert time.perf_counter() - start < 3
     timer.join()
-    while threading.active_count() > threads and time.perf_counter() - start < 5:
-        time.sleep(0.01)  # one that was being started sees that all is over
-    assert threading.active_count() == threads
+    assert no_more_threads_than(threads)
     assert PoolHigh().used_bytes() == 0
     x = random(rng, (2000, 1500), "float32")
     assert tw.matmul(x, x.T, devices="cuda:0").shape == (2000, 2000)

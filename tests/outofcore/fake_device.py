@@ -113,6 +113,10 @@ class FakeDevice:
         self._lanes = Lanes(seed, eager)
         self._buffers: list[Any] = []
 
+    @property
+    def is_used(self) -> bool:
+        return bool(self._buffers)
+
     def attached(self) -> nullcontext[None]:
         return nullcontext()
 

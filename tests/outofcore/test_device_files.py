@@ -23,7 +23,7 @@ import zarr
 import tilewise as tw
 from tests.outofcore.fake_device import FakeCuda
 from tests.outofcore.fake_gpus import fake_gpus
-from tests.support import small_integers
+from tests.support import no_more_threads_than, small_integers, thread_count
 from tilewise import _devices, _streamed
 from tilewise._operand import Operand
 from tilewise.cli import main
@@ -531,14 +531,14 @@ def test_a_disk_that_fills_up_costs_only_what_was_unfinished(
             raise OSError(28, "No space left on device")
         return pwrite(fd, data, offset)
 
-    before = threading.active_count()
+    before = thread_count()
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", fills_up)
         with pytest.raises(FileError, match=r"needs 1\.87 MiB and .* has .* free: No") as raised:
             on_gpu("a.npy", "b.npy", memory=MEMORY)
     assert raised.value.__notes__[0].startswith("while cuda:0 gave back c[")
     assert "finished tile" in raised.value.__notes__[-1]
-    assert threading.active_count() == before
+    assert no_more_threads_than(before)
     assert finished("c.npy")
     on_gpu("a.npy", "b.npy", memory=MEMORY)
     assert (np.load("c.npy") == expected()).all()
@@ -578,7 +578,7 @@ def test_whatever_happens_all_is_given_back_and_finished_tiles_stay(
     }[event]
     if event == "store":
         left = Failing(np.load("a.npy"))
-    before, free = threading.active_count(), cuda.free_bytes[0]
+    before, free = thread_count(), cuda.free_bytes[0]
     with monkeypatch.context() as patch:
         if event == "bus":
             real = transfers.Gpu.copy_in
@@ -598,7 +598,7 @@ def test_whatever_happens_all_is_given_back_and_finished_tiles_stay(
             on_gpu(left, "b.npy", memory=MEMORY, progress=happen)
         if event == "memory":
             cuda.free_bytes[0] = free
-    assert threading.active_count() == before
+    assert no_more_threads_than(before)
     assert "c.npy" not in names()
     notes = " ".join(raised.value.__notes__)
     if event == "store":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from tests.outofcore.fake_device import FakeDevice
 from tests.outofcore.test_device_schedule import jobs
+from tests.support import no_more_threads_than, thread_count
 from tilewise.errors import BudgetError, DeviceError
-from tilewise.outofcore import device_choice
+from tilewise.outofcore import device_choice, halt
 from tilewise.outofcore.device_choice import candidates, deal, resident
 from tilewise.outofcore.device_job import Factor, Job
 from tilewise.outofcore.device_pipeline import Share, Threads, multiply
@@ -197,12 +198,12 @@ def test_a_thread_that_dies_stops_all_and_says_where_it_was(lane: str, note: str
     job = big()
     count = itertools.count()
     device = FakeDevice(fails=lambda what: what == lane and next(count) == 5)
-    before = threading.active_count()
+    before = thread_count()
     with pytest.raises(DeviceError, match="copying") as caught:
         run(job, [(lines(job), whole(job))], threads=Threads(3, 3, 4096), devices=[device])
     assert any(note in each for each in caught.value.__notes__), caught.value.__notes__
     assert device.is_closed
-    assert threading.active_count() == before
+    assert no_more_threads_than(before)
 
 
 def test_a_launch_that_fails_is_named_by_its_tile() -> None:
@@ -249,36 +250,78 @@ def test_control_c_stops_every_thread() -> None:
     threads = Threads(2, 2, 4096)
     ring, out = np.zeros(threads.ring_bytes, np.uint8), np.zeros((job.m, job.n), np.uint32)
     a, b = np.ones((job.m, job.k), np.uint32), np.ones((job.k, job.n), np.uint32)
-    before = threading.active_count()
+    before = thread_count()
     with pytest.raises(KeyboardInterrupt):
         multiply([replace(share, compute=compute)], *map(HostArray, (a, b, out)), ring, threads)
     assert device.is_closed
-    assert threading.active_count() == before
+    assert no_more_threads_than(before)
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_control_c_while_a_thread_is_started(monkeypatch: Any, is_begun: bool) -> None:
-    job, device = big(), FakeDevice()
-    real, calls = threading.Thread.start, itertools.count()
+def test_control_c_while_the_thread_that_conducts_is_started(
+    monkeypatch: Any, is_begun: bool
+) -> None:
+    job, device, real = big(), FakeDevice(), threading.Thread.start
 
     def start(self: threading.Thread) -> None:
-        is_hit = next(calls) == 2
-        if is_begun or not is_hit:
+        if is_begun:
             real(self)
-        if is_hit:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
-    before = threading.active_count()
+    before = thread_count()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(KeyboardInterrupt):
             run(job, [(lines(job), whole(job))], threads=Threads(3, 3, 4096), devices=[device])
+    assert device.is_closed == device.is_used
+    assert no_more_threads_than(before)
+
+
+def test_a_thread_that_cannot_be_started_stops_those_that_were(monkeypatch: Any) -> None:
+    job, device, calls = big(), FakeDevice(), itertools.count()
+    real = _thread.start_new_thread
+
+    def start(*given: Any) -> Any:
+        if next(calls) == 3:
+            raise RuntimeError("can't start new thread")
+        return real(*given)
+
+    before = thread_count()
+    with monkeypatch.context() as patch:
+        patch.setattr(halt._thread, "start_new_thread", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            run(job, [(lines(job), whole(job))], threads=Threads(3, 3, 4096), devices=[device])
     assert device.is_closed
-    for _ in range(100):  # nobody joins one that is not known, and it has nothing to do
-        if threading.active_count() == before:
-            break
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    assert no_more_threads_than(before)
+
+
+@pytest.mark.parametrize("is_main", [False, True])
+def test_who_watches_is_told_in_the_calling_thread(is_main: bool) -> None:
+    job, told = big(), []
+
+    def watched() -> None:
+        run(job, [(lines(job), whole(job))], watch=lambda: told.append(threading.current_thread()))
+
+    caller = threading.main_thread() if is_main else threading.Thread(target=watched)
+    if is_main:
+        watched()
+    else:
+        caller.start()
+        caller.join()
+    assert set(told) == {caller}
+
+
+def test_what_is_raised_by_who_watches_stops_all() -> None:
+    job, device = big(), FakeDevice()
+
+    def watch() -> None:
+        raise ValueError("enough")
+
+    before = thread_count()
+    with pytest.raises(ValueError, match="enough"):
+        run(job, [(lines(job), whole(job))], devices=[device], watch=watch)
+    assert device.is_closed
+    assert no_more_threads_than(before)
 
 
 @pytest.mark.parametrize("watch", [None, lambda: None])

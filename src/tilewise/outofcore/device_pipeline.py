@@ -10,10 +10,9 @@ at their next slice; all is given back before the error is raised.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -169,54 +168,40 @@ def multiply(
     threads : Threads
         For each share.
     watch : callable, optional
-        Called in this thread when tiles are finished.
+        Called in this thread when tiles are finished; what it raises stops all.
     """
     halt = Halt()
-    devices: list[Device] = []
-    workers: list[threading.Thread] = []
     each = threads.ring_bytes
 
-    def start(role: Callable[[], None], count: int = 1) -> None:
-        for _ in range(count):
-            worker = threading.Thread(target=halt.guarded, args=(role,), name="tilewise-pipeline")
-            worker.start()
-            workers.append(worker)
-
-    def open_all() -> None:
-        for i, share in enumerate(shares):
-            devices.append(share.open())
-            part = ring[i * each : (i + 1) * each]
-            with devices[-1].attached():
-                runs.append(_Run(share, devices[-1], a, b, out, part, threads, halt))
-
-    def close_all() -> None:
+    def conduct() -> None:
+        devices: list[Device] = []
+        runs: list[_Run] = []
+        try:
+            for i, share in enumerate(shares):
+                halt.check()
+                devices.append(share.open())
+                part = ring[i * each : (i + 1) * each]
+                with devices[-1].attached():
+                    runs.append(_Run(share, devices[-1], a, b, out, part, threads, halt))
+            for run in runs:
+                halt.start(partial(run.work, is_gathering=True), threads.gathering)
+                halt.start(partial(run.work, is_gathering=False), threads.scattering)
+            for run in runs[1:]:
+                halt.start(run.launch)
+            runs[0].launch()
+        except BaseException as error:
+            halt.stop(error)
+        halt.join()
         for device in devices:
             try:
                 device.close()
             except BaseException as error:
                 halt.stop(error)
+        if halt.error is not None:
+            raise halt.error
 
-    runs: list[_Run] = []
-    try:
-        shielded(open_all)
-        for run in runs:
-            start(partial(run.work, is_gathering=True), threads.gathering)
-            start(partial(run.work, is_gathering=False), threads.scattering)
-        for run in runs[1:] if watch is None else runs:
-            start(run.launch)
-        if watch is None:
-            runs[0].launch()
-        else:
-            halt.watch(watch, sum(run.tiles for run in runs))
-    except BaseException as error:
-        halt.stop(error)
-    halt.join(workers)
-    try:
-        shielded(close_all)
-    except BaseException as error:
-        halt.stop(error)
-    if halt.error is not None:
-        raise halt.error
+    # The caller's thread waits: it alone is interrupted, and nobody could give back what it took.
+    shielded(conduct, halt.stop, None if watch is None else partial(halt.watch, watch))
 
 
 class _Block(NamedTuple):
@@ -271,6 +256,7 @@ class _Run:
         self._sources = a, b
         self._regions = tuple(_region(x, job, side, share.origin) for side, x in enumerate((a, b)))
         self._out = out
+        self._dtypes = [x.dtype.newbyteorder("=") for x in (a, b, out)]
         done = frozenset(tile - share.first_tile for tile in share.done)
         operations = list(schedule.operations(done))
         self._loads = [each for each in operations if isinstance(each, Load)]
@@ -320,11 +306,6 @@ class _Run:
         self._tiles: deque[_Tile] = deque()
         self._coming: deque[_Coming] = deque()
         self._in_slot: list[_Tile | None] = [None] * schedule.c_slots
-
-    @property
-    def tiles(self) -> int:
-        """How many tiles will be finished."""
-        return sum(launch.is_last for launch in self._launches)
 
     def launch(self) -> None:
         """Put every launch on its lane as soon as what it needs is on its own."""
@@ -387,11 +368,12 @@ class _Run:
         with self._halt.lock:
             while True:
                 self._halt.check()
-                for may_wait, way in itertools.product((False, True), ways):
-                    if (task := way(may_wait)) is not None:
-                        if self._may_gather() or self._coming:
-                            self._may_work.notify()
-                        return task
+                for may_wait in (False, True):
+                    for way in ways:
+                        if (task := way(may_wait)) is not None:
+                            if self._may_gather() or self._coming:
+                                self._may_work.notify()
+                            return task
                 if self._is_all_given():
                     self._may_work.notify()
                     return None
@@ -443,7 +425,7 @@ class _Run:
             device.finish(block.event)
             lines = _lines_at(source, part, self._is_direct[load.side])
             if lines is None:
-                source.read_into(part.box, part.packed(block.memory, source.dtype))
+                source.read_into(part.box, part.packed(block.memory, self._dtypes[load.side]))
             if load.after >= 0 and not self._is_ordered[number]:
                 device.wait("in", self._launched[load.after])
                 self._is_ordered[number] = True
@@ -493,7 +475,7 @@ class _Run:
         with self._noted("gave back", "c", part.box):
             self._device.finish(block.event)
             if _lines_at(self._out, part, self._out_is_direct) is None:
-                self._out.write(part.box, part.packed(block.memory, self._out.dtype))
+                self._out.write(part.box, part.packed(block.memory, self._dtypes[-1]))
         with self._halt.lock:
             self._free_out.append(block)
             self._copy_out()
@@ -504,14 +486,8 @@ class _Run:
                 self._out.finish(self._share.first_tile + tile.launch.tile)
             self._halt.tell()
 
-    @contextmanager
-    def _noted(self, doing: str, name: str, box: Box) -> Iterator[None]:
-        """Let an error say where it was met."""
-        try:
-            yield
-        except Exception as error:
-            error.add_note(f"while {self._share.name} {doing} {named(name, box)}")
-            raise
+    def _noted(self, doing: str, name: str, box: Box) -> _Noted:
+        return _Noted((self._share.name, doing, name, box))
 
     def _all_slices(self) -> Iterator[tuple[int, Slice]]:
         """Yield the slices of all loads in order, each with the number of its load."""
@@ -541,6 +517,23 @@ class _Run:
     def _is_pinned(self, end: End, region: Box) -> bool:
         view = end.view(region)
         return view is not None and self._share.is_pinned(view)
+
+
+class _Noted:
+    """Lets an error say where it was met. (A generator would cost several times as much.)"""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: tuple[str, str, str, Box]) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            device, doing, name, box = self._where
+            error.add_note(f"while {device} {doing} {named(name, box)}")
 
 
 def _lines_at(end: End, part: Slice, is_pinned: bool) -> tuple[int, int] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 __all__ = ["Halt", "Stopped"]
 
@@ -22,6 +23,7 @@ class Halt:
         self._may_end = threading.Condition(self.lock)
         self._news = self.condition()
         self._finished = 0  # tiles
+        self._is_over = False
 
     def condition(self) -> threading.Condition:
         made = threading.Condition(self.lock)
@@ -50,49 +52,61 @@ class Halt:
             self._finished += 1
             self._news.notify()
 
-    def watch(self, report: Callable[[], object], tiles: int) -> None:
-        """Call ``report`` whenever tiles are finished, until all are."""
+    def watch(self, report: Callable[[], object]) -> None:
+        """Call ``report`` when tiles are finished, until all is over; what it raises stops all."""
         seen = 0
-        while seen < tiles:
-            with self.lock:
-                while self._finished == seen:
-                    self.wait(self._news)
-                seen = self._finished
-            report()
-
-    def guarded(self, role: Callable[[], None]) -> None:
-        """Do what a new thread is for, unless all is over before it begins."""
-        with self.lock:
-            if self.error is not None:
-                return
-            self._at_work += 1
         try:
+            while True:
+                with self.lock:
+                    while self._finished == seen and not self._is_over:
+                        self.wait(self._news)
+                    if self._finished == seen:
+                        return
+                    seen = self._finished
+                report()
+        except Stopped:
+            pass
+        except BaseException as error:
+            self.stop(error)
+
+    def start(self, role: Callable[[], None], count: int = 1) -> None:
+        """Give new threads something to do; `join` waits for them.
+
+        (`threading.Thread` waits until each of them runs, which takes several times as long.)
+        """
+        for _ in range(count):
+            with self.lock:
+                self._at_work += 1
+            try:
+                _thread.start_new_thread(self._do, (role,))
+            except BaseException:
+                self._leave()
+                raise
+
+    def join(self) -> None:
+        """Wait until everyone has come to an end: they use the caller's memory."""
+        with self.lock:
+            while self._at_work:
+                self._may_end.wait()
+            self._is_over = True
+            self._news.notify()
+
+    def _do(self, role: Callable[[], None]) -> None:
+        try:
+            self.check()
             role()
         except Stopped:
             pass
         except BaseException as error:
             self.stop(error)
         finally:
-            with self.lock:
-                self._at_work -= 1
-                self._may_end.notify_all()
+            self._leave()
 
-    def join(self, workers: Sequence[threading.Thread]) -> None:
-        """Wait for everyone, however often Ctrl-C is pressed: they use the caller's memory.
-
-        It may have come when a thread was started and not known yet: such a one is waited for if it
-        has begun, and does not begin if not.
-        """
-        while True:
-            try:
-                for worker in workers:
-                    worker.join()
-                with self.lock:
-                    while self._at_work:
-                        self._may_end.wait()
-                return
-            except KeyboardInterrupt as error:
-                self.stop(error)
+    def _leave(self) -> None:
+        with self.lock:
+            self._at_work -= 1
+            if not self._at_work:
+                self._may_end.notify()
 
 
 class Stopped(Exception):

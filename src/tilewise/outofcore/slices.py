@@ -109,13 +109,8 @@ class Slice(NamedTuple):
     width_bytes: int
 
     def packed(self, memory: NDArray[np.uint8], dtype: np.dtype[Any]) -> Array:
-        """Return what has its lines end to end in pinned memory, with the axes of the box.
-
-        In the machine's byte order.
-        """
-        dtype = dtype.newbyteorder("=")
-        lines: Array = memory[: math.prod(self.shape) * dtype.itemsize].view(dtype)
-        return self.turned(lines.reshape(self.shape))
+        """Return what has its lines end to end in pinned memory, with the axes of the box."""
+        return self.turned(np.ndarray(self.shape, dtype, memory.data))
 
     def turned(self, x: Array) -> Array:
         """Return an array with the axes of the box as one with lines before the last axis, or back.
@@ -148,29 +143,27 @@ def slices(
     most_bytes : int
         Of a slice, unless one chunk has more.
     """
-    item = end.dtype.itemsize
+    item, pitch = end.dtype.itemsize, store.pitch
     chunks = end.chunks or (1,) * len(region)
     if is_turned:
         region, chunks = _swapped(region), _swapped(chunks)
     *lead, lines, width = region
     for box in parts(region, chunks, max(most_bytes // item, 1)):
-        shape = tuple(part.stop - part.start for part in box)
-        matrices = [0]
-        for whole, part in zip(lead, box[:-2], strict=True):
-            size, first = whole.stop - whole.start, part.start - whole.start
-            inner = range(first, first + part.stop - part.start)
-            matrices = [i * size + j for i, j in itertools.product(matrices, inner)]
-        first, own_lines = box[-2].start - lines.start, shape[-2]
-        if own_lines == store.lines and matrices[-1] - matrices[0] == len(matrices) - 1:
-            own_lines *= len(matrices)
-            del matrices[1:]
+        shape = tuple([part.stop - part.start for part in box])
         start = base + (box[-1].start - width.start) * item
+        start += (box[-2].start - lines.start) * pitch
+        own_lines, matrices = shape[-2], [0]
+        if lead:
+            matrices = _numbers(lead, box)
+            if own_lines == store.lines and matrices[-1] - matrices[0] == len(matrices) - 1:
+                own_lines *= len(matrices)
+                del matrices[1:]
         yield Slice(
             _swapped(box) if is_turned else box,
             is_turned,
             shape,
-            tuple(start + (i * store.lines + first) * store.pitch for i in matrices),
-            store.pitch,
+            tuple([start + i * store.lines * pitch for i in matrices]),
+            pitch,
             own_lines,
             shape[-1] * item,
         )
@@ -202,6 +195,16 @@ def lines_of(x: Array) -> tuple[int, int]:
 def named(name: str, box: Box) -> str:
     """Return a part of an array as one would write it."""
     return f"{name}[{', '.join(f'{part.start}:{part.stop}' for part in box)}]"
+
+
+def _numbers(lead: list[slice], box: Box) -> list[int]:
+    """Return which matrices of a region a part of it has, in the order they lie in."""
+    numbers = [0]
+    for whole, part in zip(lead, box[:-2], strict=True):
+        size, first = whole.stop - whole.start, part.start - whole.start
+        inner = range(first, first + part.stop - part.start)
+        numbers = [i * size + j for i, j in itertools.product(numbers, inner)]
+    return numbers
 
 
 def _swapped(x: tuple[Any, ...]) -> tuple[Any, ...]:

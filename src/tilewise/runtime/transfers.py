@@ -27,13 +27,16 @@ _SLEEPING = 1 | 2  # CU_EVENT_BLOCKING_SYNC and CU_EVENT_DISABLE_TIMING
 
 
 class Event:
-    """A point on a lane; recorded again, a later one."""
+    """A point on a lane; recorded again, a later one.
 
-    __slots__ = ("handle", "is_recorded")
+    ``is_pending`` says whether it may be yet to come.
+    """
+
+    __slots__ = ("handle", "is_pending")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
-        self.is_recorded = False
+        self.is_pending = False
 
 
 class Gpu:
@@ -88,7 +91,7 @@ class Gpu:
     def record(self, event: Event, lane: Lane) -> None:
         """Let an event stand for all that is on a lane now."""
         self._check(self._quick.record(event.handle, self._streams[lane]), "ordering copies")
-        event.is_recorded = True
+        event.is_pending = True
 
     def wait(self, lane: Lane, event: Event) -> None:
         """Let what comes on a lane wait for an event."""
@@ -96,7 +99,9 @@ class Gpu:
 
     def is_done(self, event: Event) -> bool:
         """Say whether an event has come; one that was never recorded has."""
-        return not event.is_recorded or self._quick.query(event.handle) == 0
+        if event.is_pending and self._quick.query(event.handle) == 0:
+            event.is_pending = False  # the driver need not be asked again
+        return not event.is_pending
 
     def finish(self, event: Event) -> None:
         """Sleep until an event has come; one that was never recorded has."""

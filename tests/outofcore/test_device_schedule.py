@@ -184,6 +184,27 @@ def test_what_fits_is_read_once(n: int) -> None:
     assert chosen.written_bytes == 4 * n * n
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "along_k", "along_n", "tile"),
+    [
+        (4096, 4096, (True, False), True, (1024, 4096)),
+        (4096, 4096, (True, True), False, (4096, 1024)),
+        (8192, 2048, (True, False), True, (2048, 2048)),
+        (4096, 4096, (False, False), True, (2048, 2048)),  # panels of a would be cut lines
+        (2048, 6144, (True, False), True, (2048, 2048)),  # the larger one is to be cut
+        (16384, 16384, (True, False), True, (4096, 4096)),
+    ],
+)
+def test_a_product_that_is_not_large_is_cut_where_memory_is_not(
+    m: int, n: int, along_k: tuple[bool, bool], along_n: bool, tile: tuple[int, int]
+) -> None:
+    a, b = (Factor(size=x, itemsize=4, along_k=y) for x, y in zip((m, n), along_k, strict=True))
+    job = Job(batch=(), k=max(m, n) if m == n else 4096, a=a, b=b, sum_itemsize=4, along_n=along_n)
+    chosen = choose(job, 120 << 30, Rates(), without_workspace)
+    assert chosen is not None
+    assert (chosen.tile_m, chosen.tile_n) == tile
+
+
 def test_a_product_with_its_own_transpose_is_read_once() -> None:
     job = square(8192, is_gram=True)
     job = replace(job, b=job.a)

@@ -29,7 +29,7 @@ _PANELS, _PANELS_OF_LARGE, _LARGE_BYTES = 4, 8, 1 << 30
 #: Where the other operand comes whole before the first is multiplied, so many times more of them.
 _FINER = 4
 #: Smaller panels cost more to hand over than they gain, and lines of memory shorter than the second
-#: are slow to copy on the host (docs/facts.md).
+#: are slow to copy on the host (docs/facts.md). Where only one operand is cut, half will do.
 _PANEL_BYTES, _LINE_BYTES = 32 << 20, 8 << 10
 #: Where K is cut, this many panels of each operand are on the device: one at work, two on the way.
 _RING = 3
@@ -200,6 +200,8 @@ def resident(job: Job, are_files: bool = False) -> Iterator[Schedule]:
     tile_m, tile_n = tiles(panels)
     if job.is_gram:
         tile_m = tile_n = max(tile_m, tile_n)
+    elif not are_files and max(a_bytes, b_bytes) < _PANELS * _PANEL_BYTES:
+        tile_m, tile_n = _stretches(job) or (tile_m, tile_n)
     ways = [(tile_m, tile_n, False)]
     if are_files:
         tile_m, tile_n = tiles(_FINER * panels)
@@ -218,6 +220,19 @@ def resident(job: Job, are_files: bool = False) -> Iterator[Schedule]:
             c_slots=c_slots,
             loads_first=loads_first,
         )
+
+
+def _stretches(job: Job) -> tuple[int, int] | None:
+    """Return tiles that leave the smaller operand whole, if no part of anything is then cut lines.
+
+    They are for operands of fewer panels than there should be: cutting one alone gives as many.
+    """
+    x, other = (job.a, job.b) if job.along_n else (job.b, job.a)
+    if not x.along_k or x.nbytes(x.size, job.k) < other.nbytes(other.size, job.k):
+        return None
+    least = _PANEL_BYTES // 2 // max(x.nbytes(1, job.k), 1)
+    size = even(x.size, max(count(x.size, _PANELS), least), _grain(x))
+    return (size, job.n) if job.along_n else (job.m, size)
 
 
 def _least_tile(job: Job) -> tuple[int, int]:

@@ -106,6 +106,7 @@ def over_budget(
         Whether ``out`` shares memory with an operand, so that one of both is held apart.
     """
     rest, budget = format_bytes(rest_bytes, is_needed=True), format_bytes(budget_bytes)
+    beside = f" and what it is computed with at least {rest}," if rest_bytes else ","
     ways_out = ["raise the budget"]
     if overlaps:
         ways_out.append("pass an out that shares no memory with an operand")
@@ -121,8 +122,7 @@ def over_budget(
         )
     result_needs = format_bytes(result_bytes, is_needed=True)
     return BudgetError(
-        f"the result {result} takes {result_needs} and what it is computed with at "
-        f"least {rest}, and memory= allows {budget}; {way_out}"
+        f"the result {result} takes {result_needs}{beside} and memory= allows {budget}; {way_out}"
     )
 
 

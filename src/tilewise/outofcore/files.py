@@ -90,7 +90,9 @@ def open_matrix(operand: FileOperand, name: str) -> Matrix:
             dtypes.canonical(dtype, name)
             if isinstance(operand, np.memmap) and (flat := mapped_file(operand, name)) is not None:
                 return flat
-            return StoreMatrix.of(operand, name, label, dtype, path=place_of(operand))
+            place = place_of(operand)
+            paths = () if place is None else (place, *hdf5.sources(operand, place))
+            return StoreMatrix.of(operand, name, label, dtype, paths=paths)
         raise FileError(
             f"{name} is {type(operand).__name__}, neither a path nor a store; matmul multiplies "
             "arrays, and out=np.memmap(...) sends their product to a file"

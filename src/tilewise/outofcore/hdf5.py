@@ -8,6 +8,7 @@ crash can tear what HDF5 knows about it. Chunked and virtual datasets are read a
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ __all__ = [
     "holds_only",
     "is_apart",
     "open_hdf5",
+    "sources",
 ]
 
 #: Endings of the names of HDF5 files.
@@ -58,13 +60,18 @@ def open_hdf5(
         place = Path(os.fsdecode(dataset.file.filename))  # another file's, behind an external link
         offset = dataset.id.get_offset() if dataset.size else None
         if offset is None or dataset.external or dataset.is_virtual:
+            paths = (place, *sources(dataset, place))
             return StoreMatrix.of(
                 dataset,
                 operand,
                 label,
                 dtype,
-                path=place,
-                stamp=lambda: [*stamp(os.stat(place)), dataset.name],
+                paths=paths,
+                # An element of a file that is not there has the fill value.
+                stamp=lambda: [
+                    *(x for path in paths if path.exists() for x in stamp(os.stat(path))),
+                    dataset.name,
+                ],
                 close=file.close,
             )
         flat = FileIO(place, "r")
@@ -134,6 +141,17 @@ def holds_only(path: Path, inner: str) -> bool:
             return isinstance(place, h5py.Dataset) and not len(place.attrs)
     except (OSError, RuntimeError, KeyError):
         return False
+
+
+def sources(dataset: Any, place: Path) -> Iterator[Path]:
+    """Yield the other files that a dataset in a file has its elements in, if it is such a one."""
+    if getattr(dataset, "is_virtual", False):
+        names = [source.file_name for source in dataset.virtual_sources()]
+    else:
+        names = [name for name, *_ in getattr(dataset, "external", None) or ()]
+    for name in dict.fromkeys(names):
+        if name != ".":  # its own
+            yield place.parent / name
 
 
 def is_apart(x: FlatFile | StoreMatrix, store: Any) -> bool:

@@ -71,7 +71,7 @@ class StoreMatrix:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]  #: of the store; 1 along each axis if it has none
-    path: Path | None = None  #: where it is stored, if that is known
+    paths: tuple[Path, ...] = ()  #: where it is stored, as far as that is known
     stamp: Callable[[], list[Any]] | None = None  #: gives which it is, and what changes with it
     opened_as: Any = None  #: what ``stamp`` gave then
     part_bytes: int = LARGEST_PART
@@ -88,7 +88,7 @@ class StoreMatrix:
         label: str,
         dtype: np.dtype[Any],
         *,
-        path: Path | None = None,
+        paths: tuple[Path, ...] = (),
         stamp: Callable[[], list[Any]] | None = None,
         close: Callable[[], object] = lambda: None,
     ) -> StoreMatrix:
@@ -106,7 +106,7 @@ class StoreMatrix:
             shape_of(store, f"{operand} ({label})"),
             dtype,
             chunks_of(store),
-            path,
+            paths,
             stamp,
             None if stamp is None else stamp(),
             close=close,
@@ -195,7 +195,7 @@ class StoreMatrix:
 
     def is_same_file(self, path: Path) -> bool:
         """Whether ``path`` leads to where this is stored."""
-        return self.path is not None and path.exists() and path.samefile(self.path)
+        return any(own.exists() and path.exists() and path.samefile(own) for own in self.paths)
 
     def __enter__(self) -> Self:
         return self

@@ -65,7 +65,7 @@ def open_zarr(
     folder = path / array.path
     dtype = element_type(stored, raw, name, label)
     return StoreMatrix.of(
-        array, operand, label, dtype, path=folder, stamp=lambda: _folder_stamp(folder)
+        array, operand, label, dtype, paths=(folder,), stamp=lambda: _folder_stamp(folder)
     )
 
 

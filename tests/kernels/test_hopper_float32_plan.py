@@ -192,6 +192,11 @@ def test_few_rows_need_no_workspace_for_b(why: str) -> None:
         assert skinny.workspace_bytes < tiles.workspace_bytes
 
 
+def test_as_many_programs_list_rows_as_there_are_tiles() -> None:
+    pieces = named(by_tiles(square(100000, 1, 64)), "split_pieces")
+    assert pieces.grid == (pieces.arguments["a_tiles"],) == (782,)
+
+
 def test_few_rows_are_left_to_what_reads_b_once() -> None:
     def is_skinny(m: int, n: int, k: int, layout: str = "NN") -> bool:
         a, b = dense(m, k, by_rows=layout[0] == "N"), dense(k, n, by_rows=layout[1] == "N")

@@ -317,7 +317,9 @@ class _Tiles:
             "most_field": column_exponents(self._k)[1] + _BIAS,
         }
         way += "_complex" * self._p.pairs
-        return Step.of(f"split_pieces_{self._parts}_{way}", min(blocks, MOST_BLOCKS), arguments)
+        # As many programs list rows of A.
+        blocks = min(max(blocks, self._a_count * self._tiles_m), MOST_BLOCKS)
+        return Step.of(f"split_pieces_{self._parts}_{way}", blocks, arguments)
 
     def _list(self) -> Step:
         """List what is flagged, where `_split_pieces` has not done so."""

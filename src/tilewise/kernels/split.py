@@ -202,6 +202,7 @@ def split_pieces(
         i = row + gl.arange(0, ROWS, one)
         flags = gl.where(i < rows, gl.convert_layout(flags, one), 0)
         list_rows(b_flag, b_list, b_count, b_tile, matrix, i, rows, flags)
+    gdc_wait()
     for tile in range(gl.program_id(0), a_tiles, gl.num_programs(0)):
         list_tile(a_flag, a_list, a_count, a_tile, tile, m, True)
 

@@ -328,20 +328,33 @@ def _tiles(
                 a_at = left.load(a_at, a_ring, into, rest, SLICES, a_read)
                 b_at = right.load(b_at, b_ring, into, rest, SLICES, b_read)
                 async_copy.commit_group()
-                # A loop, not unrolled: else more is held in registers than there are.
                 there = gl.cdiv(end - done, PADDED) * (PADDED // DEPTH)
-                for part in range(gl.minimum(there, SLICES)):
-                    u = a_ring.index(stage * SLICES + part).load(of_a)
-                    v = b_ring.index(stage * SLICES + part).permute((1, 0)).load(of_b)
-                    if left.PAIRS:
-                        v = v * signs
-                    chain = gl.dot_fma(u, v, chain)
+                if (ROWS * COLS <= 256) & (there >= SLICES):
+                    # What a few sums take is the time to shared memory, unless reads run ahead.
+                    for part in gl.static_range(SLICES):
+                        u, v = _slices(a_ring, b_ring, stage * SLICES + part, of_a, of_b)
+                        if left.PAIRS:
+                            v = v * signs
+                        chain = gl.dot_fma(u, v, chain)
+                else:
+                    # Not unrolled: else more is held in registers than there are.
+                    for part in range(gl.minimum(there, SLICES)):
+                        u, v = _slices(a_ring, b_ring, stage * SLICES + part, of_a, of_b)
+                        if left.PAIRS:
+                            v = v * signs
+                        chain = gl.dot_fma(u, v, chain)
                 stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
             if begin > 0:
                 chain = total.load(sums) + chain
             total.store(chain)
         async_copy.wait_group(0)
         _finish(out, side, outer, inner, row, col, total)
+
+
+@gluon.jit
+def _slices(a_ring, b_ring, slot, of_a: gl.constexpr, of_b: gl.constexpr):
+    """Return DEPTH of k of both operands."""
+    return a_ring.index(slot).load(of_a), b_ring.index(slot).permute((1, 0)).load(of_b)
 
 
 @gluon.jit

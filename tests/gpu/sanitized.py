@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.gpu import test_few_columns as few_columns
 from tests.gpu import test_float32 as float32
 from tests.gpu import test_hopper as hopper
 from tests.gpu import test_portable as portable
@@ -24,6 +25,7 @@ from tests.gpu.stacks import LAYOUTS, Stack, exact, filled, operands
 from tests.kernels.products import ALL, Array, placed, poison, problem_of, reference, ways_of
 from tests.kernels.products import whole as integers
 from tilewise import guide
+from tilewise.kernels import few_columns_plan
 from tilewise.kernels.hopper_float32_plan import Choice
 from tilewise.kernels.hopper_plan import choices, launches, paced
 from tilewise.kernels.portable_steps import Steps
@@ -67,7 +69,7 @@ def hopper_jobs() -> Iterator[Job]:
 
 def float32_jobs() -> Iterator[Job]:
     """Lengths and steps that splits tell apart; a row and a column are flagged when it runs."""
-    sizes = ((600, 80), (200, 840), (200, 1500), (200, 2100), (33, 5000), (33, 9000), (33, 17000))
+    sizes = ((1100, 80), (200, 840), (200, 1500), (200, 2100), (33, 5000), (33, 9000), (33, 17000))
     for (m, k), n, layout, pitch in product(sizes, (136, 65), LAYOUTS, (8, 1, -2)):
         for precision, dtype in product((None, "tf32"), ("fp32", "c64")):
             a = Stack.dense(m, k, dtype, layout[0], abs(pitch))
@@ -76,9 +78,13 @@ def float32_jobs() -> Iterator[Job]:
             b = Stack.dense(k, n, dtype, layout[1])
             c = Stack.dense(m, n, dtype, pitch=abs(pitch))
             p = float32.problem(a, b, c, dtype=dtype, precision=precision)
-            few = skinny.every_way(p) if (precision, dtype) == (None, "fp32") else ()
-            blocks = 1 if m == 600 else 132  # one takes all tiles, and counts as it goes
-            for choice in chain(float32.choices(p, blocks), few):
+            blocks = 1 if m == 1100 else 132  # one takes all tiles, and counts as it goes
+            ways = [float32.choices(p, blocks)]
+            if (precision, dtype) == (None, "fp32"):
+                ways.append(skinny.every_way(p))
+                if few_columns_plan.suits(p):
+                    ways.append(few_columns.every_way(p))
+            for choice in chain.from_iterable(ways):
                 yield Job(_names(choice.steps), partial(_run_float32, choice, a, b, c))
 
 

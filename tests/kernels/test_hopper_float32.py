@@ -17,7 +17,11 @@ SHARED_BYTES = 227 * 1024  # of a block, on compute capability 9.0
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(
-    "name", ["multiply", "split_rows_2_long", "repair_mn", "skinny_n_mapped_64x64x6"]
+    "name",
+    [
+        *("multiply", "split_rows_2_long", "judge_rows_k", "repair_mn"),
+        *("skinny_n_mapped_64x64x6", "few_columns_k_mapped_16x64x9"),
+    ],
 )
 def test_a_kernel_compiles_within_the_limits(name: str) -> None:
     from tilewise.kernels import hopper_float32
@@ -51,6 +55,11 @@ def check(name: str, entry: Mapping[str, Any]) -> None:
     elif name.startswith("skinny"):
         # Three consumers, for three products of parts.
         assert counts["HGMMA"] == 3 * 4 * 3, name
+        assert counts["UTMALDG"] >= 2, name
+        assert ("LDGSTS" in counts) == ("any" in name), name
+    elif name.startswith("few_columns"):
+        # Two consumers of wide tiles, or three.
+        assert counts["HGMMA"] == (2 if "64x64" in name else 3) * 4 * 3, name
         assert counts["UTMALDG"] >= 2, name
         assert ("LDGSTS" in counts) == ("any" in name), name
     elif name.startswith("repair"):

@@ -28,6 +28,7 @@ from tilewise.numerics import schemes
 NAMES = ("split_rows", "split_pieces", "multiply", "repair")
 TF32_NAMES = ("split_rows", "split_rows", "list_flagged", "multiply", "repair")
 SKINNY_NAMES = ("split_rows", "skinny", "list_flagged", "repair")
+COLUMNS_NAMES = ("judge_rows", "split_pieces", "few_columns", "repair")
 
 
 def dense(rows: int, columns: int, *, by_rows: bool = True) -> Strides:
@@ -173,7 +174,7 @@ def test_few_rows_need_no_workspace_for_b(why: str) -> None:
     if p.precision is not None:
         assert not any(step.kernel.startswith("skinny") for way in choices(p) for step in way.steps)
         return
-    tiles, skinny = choices(p)
+    tiles, skinny, *_ = choices(p)
     names = [step.kernel for step in skinny.steps if step.kernel != "add_chains"]
     for name, start in zip(names, SKINNY_NAMES, strict=True):
         assert name.startswith(start)
@@ -190,6 +191,55 @@ def test_few_rows_need_no_workspace_for_b(why: str) -> None:
     assert repaired["a_list"] == listed["a_list"]
     if p.k <= LONGEST_CHAIN:
         assert skinny.workspace_bytes < tiles.workspace_bytes
+
+
+@pytest.mark.parametrize("why", [why for why, p in PROBLEMS.items() if p.dtype == "fp32"])
+def test_few_columns_need_no_workspace_for_a(why: str) -> None:
+    p = replace(PROBLEMS[why], n=70, c=replace(PROBLEMS[why].c, row=70))
+    if p.precision is not None:
+        assert not any(step.kernel.startswith("few") for way in choices(p) for step in way.steps)
+        return
+    tiles, _, few = choices(p)
+    names = [step.kernel for step in few.steps if step.kernel != "add_chains"]
+    for name, start in zip(names, COLUMNS_NAMES, strict=True):
+        assert name.startswith(start)
+    assert ("add_chains" in [step.kernel for step in few.steps]) == (p.k > LONGEST_CHAIN)
+    rows, pieces = places(few.steps[0]), places(few.steps[1])
+    multiply = places(named(few, "few_columns"))
+    assert rows["source"] == (0, 0)
+    assert multiply["b"] == pieces["target"]
+    assert multiply["a_scale"] == rows["scale"]
+    assert multiply["b_scale"] == pieces["scale"]
+    assert multiply["a_flag"] == rows["flag"] == pieces["a_flag"]
+    assert multiply["b_flag"] == pieces["b_flag"]
+    # What lists and counts is the same as of tiles.
+    for name in ("split_pieces", "repair"):
+        mine, theirs = named(few, name), named(tiles, name)
+        assert mine.kernel == theirs.kernel
+        assert mine.arguments.keys() == theirs.arguments.keys()
+    assert {at for at in places(named(few, "repair")).values() if at[0] == 3} < {
+        *rows.values(),
+        *pieces.values(),
+    }
+    cleared, count = rows["cleared"][1], int(few.steps[0].arguments["clear_count"])  # type: ignore[arg-type]
+    assert cleared <= pieces["b_flag"][1] < cleared + 4 * count
+    if p.k <= LONGEST_CHAIN:
+        assert few.workspace_bytes < tiles.workspace_bytes
+
+
+def test_few_columns_are_left_to_what_never_writes_a() -> None:
+    def is_of_columns(m: int, n: int, k: int, layout: str = "NN") -> bool:
+        a, b = dense(m, k, by_rows=layout[0] == "N"), dense(k, n, by_rows=layout[1] == "N")
+        choice = choose(square(m, n, k, a=a, b=b))
+        return any(step.kernel.startswith("few_columns") for step in choice.steps)
+
+    for layout in ("NN", "NT", "TN", "TT"):
+        for n in (1, 16, 64):
+            assert is_of_columns(8192, n, 8192, layout)
+            assert is_of_columns(1024, n, 4096, layout)
+        assert not is_of_columns(16, 8192, 8192, layout)
+    assert not is_of_columns(2048, 2048, 2048)
+    assert not is_of_columns(8192, 512, 8192)
 
 
 def test_as_many_programs_list_rows_as_there_are_tiles() -> None:
@@ -242,7 +292,7 @@ def test_bits_depend_on_k_alone() -> None:
         seen = set()
         for m, n in ((1, 1), (64, 9000), (5000, 130)):
             every = list(choices(square(m, n, k)))
-            assert len(every) == 2
+            assert len(every) == (3 if n <= 128 else 2)
             for step in (step for choice in every for step in choice.steps):
                 seen |= {(name, step.arguments.get(name)) for name in ("threshold", "chain_k")}
         threshold, chain = float(schemes.fp16x3_threshold(k)), chains(k)[1]

@@ -33,11 +33,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from . import skinny
+from . import few_columns, skinny
 from .compile import Variant
 from .flags import list_flagged
 from .hopper import STREAMED, Work, columns, next_stage
 from .hopper_float32_table import (
+    JUDGED_TILES,
     PIECE_TILES,
     ROW_TILES,
     STAGES,
@@ -49,7 +50,7 @@ from .hopper_float32_table import (
 from .hopper_tf32 import multiply_any_tf32, multiply_tf32
 from .pace import Pace
 from .repair import repair, write
-from .split import PIECE, split_pieces, split_rows
+from .split import PIECE, judge_rows, split_pieces, split_rows
 
 __all__ = ["multiply", "multiply_any", "variants"]
 
@@ -416,19 +417,32 @@ def variants() -> tuple[Variant, ...]:
     split = [
         _split_variant(
             split_rows,
-            parts,
-            way + "_paired" * paired,
+            f"split_rows_{parts}_{way}" + "_paired" * paired,
             tile,
-            {"DEPTH": tile.depth, "WHOLE": tile.whole, "PAIRED": paired},
+            {"PARTS": parts, "DEPTH": tile.depth, "WHOLE": tile.whole, "PAIRED": paired},
         )
         for way, tile in ROW_TILES.items()
         for parts, paired in ((2, 0), (1, 0), (1, 1))
         if not (paired and tile.whole)
     ]
     split += [
-        _split_variant(split_pieces, 2, way + "_complex" * pairs, tile, {"PAIRS": pairs})
+        _split_variant(
+            split_pieces,
+            f"split_pieces_2_{way}" + "_complex" * pairs,
+            tile,
+            {"PARTS": 2, "PAIRS": pairs},
+        )
         for way, tile in PIECE_TILES.items()
         for pairs in (0, 1)
+    ]
+    split += [
+        _split_variant(
+            judge_rows,
+            f"judge_rows_{way}",
+            tile,
+            {"DEPTH": tile.depth, "WHOLE": tile.whole},
+        )
+        for way, tile in JUDGED_TILES.items()
     ]
     repairs = [
         _variant(
@@ -443,7 +457,8 @@ def variants() -> tuple[Variant, ...]:
         for b_along_k in (True, False)
     ]
     listed = _variant("list_flagged", list_flagged, {}, {}, warps=1)
-    return (*multiplied, *split, listed, *repairs, *skinny.variants())
+    few = (*skinny.variants(), *few_columns.variants())
+    return (*multiplied, *split, listed, *repairs, *few)
 
 
 def _multiply_variant(function: Any) -> Variant:
@@ -485,19 +500,17 @@ def _tensor_map(dtype: str, rows: int, columns: int) -> str:
     return f"tensordesc<{dtype}[1,1,{rows},{columns}],{layout!r}>"
 
 
-def _split_variant(
-    function: Any, parts: int, way: str, tile: SplitTile, more: dict[str, int]
-) -> Variant:
-    """Return what the compiler is told of a kernel that splits operands into so many parts."""
+def _split_variant(function: Any, name: str, tile: SplitTile, more: dict[str, int]) -> Variant:
+    """Return what the compiler is told of a kernel that splits or judges operands."""
+    aligned = {name: 16 for name in ("target", "target_row") if name in function.arg_names}
     return _variant(
-        f"{function.__name__}_{parts}_{way}",
+        name,
         function,
         {"source": "*fp32", "target": "*fp16", "scale": "*fp32", "flag": "*i32"},
-        {"ROWS": tile.rows, "ALONG_K": tile.along_k, "PARTS": parts, **more},
+        {"ROWS": tile.rows, "ALONG_K": tile.along_k, **more},
         warps=tile.warps,
         registers=tile.registers,
-        target=16,
-        target_row=16,
+        **aligned,
     )
 
 

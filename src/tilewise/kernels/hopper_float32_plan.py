@@ -23,7 +23,7 @@ from tilewise.numerics.schemes import (
     tf32_exponents,
 )
 
-from . import skinny_plan
+from . import few_columns_plan, skinny_plan
 from .hopper_float32_table import LISTS, PIECE_TILES, ROW_TILES, TF32_TILES, TILE, Tf32Tile
 from .parts import in_parts
 from .steps import (
@@ -121,6 +121,8 @@ def choices(problem: Problem, multiprocessors: int = 132) -> Iterator[Choice]:
     yield _Tiles(problem, multiprocessors).choice()
     if skinny_plan.suits(problem):
         yield _Skinny(problem, multiprocessors).choice()
+    if few_columns_plan.suits(problem):
+        yield _FewColumns(problem, multiprocessors).choice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class _Tiles:
     Complex matrices are real ones to the kernels: C and A have twice the columns, B twice of both.
     """
 
+    _splits_a = True
     _splits_b = True
     _parts = 2
 
@@ -158,7 +161,7 @@ class _Tiles:
 
         self._room = room = Room()
         a_rows, b_rows = self._a_count * self._m, self._b_count * self._n
-        self._a_parts = room.take(2 * self._parts * a_rows * self._depth)
+        self._a_parts = room.take(2 * self._parts * a_rows * self._depth * self._splits_a)
         self._b_parts = room.take(2 * self._parts * b_rows * self._depth * self._splits_b)
         self._a_scale = room.take(4 * a_rows)
         scales = self._depth // PIECE if self._parts == 2 else 1
@@ -432,7 +435,7 @@ class _Tiles:
             "power": flop / (_FLOP_PER_US * self._multiprocessors / 132),
         }
         largest = max(bounds, key=lambda name: bounds[name])
-        why = f"{tiles} tiles of {rows}x{columns} in {waves} waves, bound by {largest}"
+        why = f"{_tiles(tiles, rows, columns)} in {waves} waves, bound by {largest}"
         return bounds[largest], why
 
 
@@ -504,6 +507,46 @@ class _Tf32(_Tiles):
         return Step.of(f"multiply_any_tf32_{tile.name}", blocks, arguments)
 
 
+class _FewColumns(_Tiles):
+    """A product of few columns: what multiplies splits A, too, which is only judged before."""
+
+    _splits_a = False
+
+    def choice(self) -> Choice:
+        p = self._p
+        multiply = few_columns_plan.choose(p, self._multiprocessors)
+        given: Arguments = {
+            "a": self._at[0],
+            "b": _tensor(self._b_parts, (self._b_count, self._parts, self._n, self._depth)),
+            "c": self._at[2],
+            "a_scale": self._a_scale,
+            "b_scale": self._b_scale,
+            "a_flag": self._a_flag,
+            "b_flag": self._b_flag,
+            **self._nexts,
+            **self._alpha_beta,
+        }
+        launches = few_columns_plan.launches(p, multiply, given, self._room)
+        judged: Arguments = {
+            "source": self._at[0],
+            "scale": self._a_scale,
+            "flag": self._a_flag,
+            "cleared": self._counts,
+            "clear_count": self._clear_count,
+        }
+        is_along_k = _is_along_k(self._a, self._m)
+        judge = few_columns_plan.judge(p, is_along_k, judged, self._multiprocessors)
+        judge_us = 4 * self._a_count * self._m * self._depth / _BYTES_PER_US
+        split_us = 8 * self._b_count * self._n * self._depth / _BYTES_PER_US
+        return Choice(
+            steps=(judge, self._split_pieces(), *launches, self._repair()),
+            workspace_bytes=self._room.nbytes,
+            expected_us=3 * _LAUNCH_US + judge_us + split_us + multiply.expected_us,
+            why=f"fp16x3, A split as it is read, {_tiles(multiply.items, *multiply.size[::-1])} "
+            f"{multiply.why}",
+        )
+
+
 class _Skinny(_Tiles):
     """A product of few rows: what multiplies splits B, too, and reads it once."""
 
@@ -531,8 +574,13 @@ class _Skinny(_Tiles):
             steps=(self._split_rows(), *launches, self._list(), self._repair()),
             workspace_bytes=self._room.nbytes,
             expected_us=3 * _LAUNCH_US + split_us + multiply.expected_us,
-            why=f"fp16x3, {multiply.why}",
+            why=f"fp16x3, B split as it is read, {_tiles(multiply.items, *multiply.size)} "
+            f"{multiply.why}",
         )
+
+
+def _tiles(count: int, rows: int, columns: int) -> str:
+    return f"{count} tiles of {rows}x{columns}"
 
 
 def _is_along_k(strides: Strides, rows: int) -> bool:

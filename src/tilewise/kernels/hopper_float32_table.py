@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "JUDGED_TILES",
     "LISTS",
     "PIECE_TILES",
     "ROW_TILES",
@@ -89,4 +90,13 @@ ROW_TILES |= {
 PIECE_TILES = {
     "k": SplitTile(rows=64, depth=64, along_k=True, warps=4),
     "rows": SplitTile(rows=128, depth=64, along_k=False, warps=4, registers=168),
+}
+
+#: For rows that are only judged: a warp a row, or a block where there are few; elements of any
+#: steps; and what is read along rows.
+JUDGED_TILES = {
+    "k": SplitTile(rows=4, depth=512, along_k=True, warps=4, whole=True, registers=80),
+    "long": SplitTile(rows=1, depth=4096, along_k=True, warps=8, whole=True, registers=80),
+    "any": SplitTile(rows=16, depth=64, along_k=True, warps=4, registers=80),
+    "rows": SplitTile(rows=16, depth=128, along_k=False, warps=8, registers=64),
 }

@@ -39,7 +39,7 @@ from .hopper_passes import write
 from .skinny_table import KERNELS, SUMMED_TILE, TILE_N, Kernel
 from .split import LEAST_PIECE_FIELD, MAGNITUDE, PIECE, judge, power
 
-__all__ = ["add_chains", "multiply_skinny", "variants"]
+__all__ = ["add_chains", "multiply_skinny", "multiply_variant", "variants"]
 
 COLUMNS = gl.constexpr(TILE_N)
 CONSUMERS = gl.constexpr(3)
@@ -98,30 +98,7 @@ def multiply_skinny(
     result of its own, without the scale of rows: C then has ``chains`` times as many matrices along
     its inner axis.
     """
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        # What copies element by element arrives thread by thread.
-        mbarrier.init(full.index(i), count=1 if MAPPED else 129)
-        mbarrier.init(empty.index(i), count=1)
-    for i in gl.static_range(CONSUMERS):
-        mbarrier.init(turn.index(i), count=1)
-    wide: gl.constexpr = gl.NVMMASharedLayout(128, 32, rank=4)
-    # Swizzled, so that threads that hold neighbouring rows of an accumulator use different banks.
-    sums: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 2, [1, 0])
-    ring = Ring(
-        gl.allocate_shared_memory(a.dtype, [2 * STAGES, 1, 1, TILE_M, PIECE], a.layout),
-        gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, 64, 64], wide),
-        full,
-        empty,
-        turn,
-        gl.allocate_shared_memory(gl.float32, [TILE_M // 16, COLUMNS, 16], sums),
-        gl.allocate_shared_memory(gl.int32, [COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0])),
-        STAGES,
-        TILE_M,
-        ALONG_K,
-    )
+    ring = allocate_ring(a, TILE_M, STAGES, CONSUMERS, ALONG_K, MAPPED)
     work = Work(m, n, k, tiles_m, tiles_n, inner, chains, chain_k, items, TILE_M)
     if MAPPED:
         source = Mapped(b, b_next_outer > 0, b_next_inner > 0, ALONG_K, b.nbytes_per_cta)
@@ -154,7 +131,7 @@ def multiply_skinny(
             (_consume, (ring, work, out, 0)),
             (_consume, (ring, work, out, 1)),
             (_consume, (ring, work, out, 2)),
-            (_produce, (a, source, ring, work, a_next_outer, a_next_inner)),
+            (produce, (a, source, ring, work, a_next_outer, a_next_inner)),
         ],
         [4, 4, producer],
         [152, 160, 40] if MAPPED else element_wise,
@@ -221,7 +198,40 @@ def variants() -> tuple[Variant, ...]:
     """Return every kernel of `skinny_table.KERNELS`, and what adds up chains, for sm_90a."""
     tile = {"TILE_M": SUMMED_TILE[0], "TILE_N": SUMMED_TILE[1], "AT_ONCE": 16}
     added = _variant("add_chains", add_chains, {}, tile)
-    return (*(_multiply_variant(kernel) for kernel in KERNELS), added)
+    multiplied = [
+        multiply_variant(kernel.name, multiply_skinny, kernel, "a", "b", {"TILE_M": kernel.tile_m})
+        for kernel in KERNELS
+    ]
+    return (*multiplied, added)
+
+
+def multiply_variant(
+    name: str, function: Any, kernel: Kernel, few: str, many: str, constexprs: dict[str, Any]
+) -> Variant:
+    """Return what the compiler is told of a kernel that multiplies.
+
+    Its argument ``few`` maps the operand that is in parts, and ``many`` is the one that is read as
+    it is.
+    """
+
+    def tensor_map(dtype: str, element: Any, rows: int) -> str:
+        layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, 64], element)
+        return f"tensordesc<{dtype}[1,1,{rows},64],{layout!r}>"
+
+    return _variant(
+        name,
+        function,
+        {
+            few: tensor_map("fp16", gl.float16, kernel.tile_m),
+            many: tensor_map("fp32", gl.float32, 64) if kernel.is_mapped else "*fp32",
+        },
+        {
+            **constexprs,
+            "STAGES": kernel.stages,
+            "ALONG_K": kernel.along_k,
+            "MAPPED": kernel.is_mapped,
+        },
+    )
 
 
 @gluon.aggregate
@@ -272,6 +282,7 @@ class Ring:
     sums: gl.shared_memory_descriptor
     flags: gl.shared_memory_descriptor
     STAGES: gl.constexpr
+    CONSUMERS: gl.constexpr
     TILE_M: gl.constexpr
     ALONG_K: gl.constexpr
 
@@ -285,6 +296,43 @@ class Ring:
         """B as (columns, k)."""
         tile = self.b.index(stage).reshape([64, 64])
         return tile if self.ALONG_K else tile.permute((1, 0))
+
+
+@gluon.jit
+def allocate_ring(
+    a,
+    TILE_M: gl.constexpr,
+    STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    ALONG_K: gl.constexpr,
+    MAPPED: gl.constexpr,
+):
+    """Take a block's shared memory; ``a`` maps the parts of A."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        # What copies element by element arrives thread by thread.
+        mbarrier.init(full.index(i), count=1 if MAPPED else 129)
+        mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.init(turn.index(i), count=1)
+    wide: gl.constexpr = gl.NVMMASharedLayout(128, 32, rank=4)
+    # Swizzled, so that threads that hold neighbouring rows of an accumulator use different banks.
+    sums: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 2, [1, 0])
+    return Ring(
+        gl.allocate_shared_memory(a.dtype, [2 * STAGES, 1, 1, TILE_M, PIECE], a.layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, 64, 64], wide),
+        full,
+        empty,
+        turn,
+        gl.allocate_shared_memory(gl.float32, [TILE_M // 16, COLUMNS, 16], sums),
+        gl.allocate_shared_memory(gl.int32, [COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        STAGES,
+        CONSUMERS,
+        TILE_M,
+        ALONG_K,
+    )
 
 
 @gluon.aggregate
@@ -386,7 +434,7 @@ class Out:
 
 
 @gluon.jit
-def _produce(a, source, ring, work, a_next_outer, a_next_inner):
+def produce(a, source, ring, work, a_next_outer, a_next_inner):
     """Load tiles of A and B, one stage after the other, wherever a stage is free."""
     nbytes: gl.constexpr = 2 * a.nbytes_per_cta + source.NBYTES
     # The first tiles of B are on their way while A is still being split.
@@ -487,37 +535,14 @@ def _smaller(x, y):
     return gl.minimum(x, y)
 
 
-def _multiply_variant(kernel: Kernel) -> Variant:
-    """Return what the compiler is told of a kernel that multiplies."""
-
-    def tensor_map(dtype: str, element: Any, rows: int) -> str:
-        layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, 64], element)
-        return f"tensordesc<{dtype}[1,1,{rows},64],{layout!r}>"
-
-    return _variant(
-        kernel.name,
-        multiply_skinny,
-        {
-            "a": tensor_map("fp16", gl.float16, kernel.tile_m),
-            "b": tensor_map("fp32", gl.float32, 64) if kernel.is_mapped else "*fp32",
-        },
-        {
-            "TILE_M": kernel.tile_m,
-            "STAGES": kernel.stages,
-            "ALONG_K": kernel.along_k,
-            "MAPPED": kernel.is_mapped,
-        },
-    )
-
-
 def _variant(
     name: str, function: Any, types: dict[str, str], constexprs: dict[str, Any]
 ) -> Variant:
     """Describe a kernel by its pointers; other arguments are told by their names."""
     kinds = {
-        r"[bc]_(outer|inner|row|col)|sum_\w+": "i64",
+        r"[abc]_(outer|inner|row|col)|sum_\w+": "i64",
         r"[ab]_flag": "*i32",
-        r"c|sums|a_scale": "*fp32",
+        r"c|sums|[ab]_scale": "*fp32",
         r"alpha|beta|threshold": "fp32",
     }
     signature = {}

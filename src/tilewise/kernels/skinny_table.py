@@ -55,8 +55,12 @@ class Kernel:
 
     @property
     def name(self) -> str:
+        return f"skinny_{self.way}"
+
+    @property
+    def way(self) -> str:
         how = f"{'k' if self.along_k else 'n'}_{'mapped' if self.is_mapped else 'any'}"
-        return f"skinny_{how}_{self.tile_m}x64x{self.stages}"
+        return f"{how}_{self.tile_m}x64x{self.stages}"
 
 
 KERNELS = tuple(

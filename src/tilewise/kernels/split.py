@@ -2,8 +2,9 @@
 
 An element times a power of two is ``hi + lo``, each the nearest float16. `split_rows` scales A,
 each row by one power; `split_pieces` scales B, each column by one for every 64 of K, so that B is
-read once. Of hi alone, "tf32", the columns of B are scaled as the rows of A are. All flag what
-cannot be computed so (docs/numerics.md).
+read once. `judge_rows` only finds the powers for A, for what scales it where it multiplies. Of hi
+alone, "tf32", the columns of B are scaled as the rows of A are. All flag what cannot be computed so
+(docs/numerics.md).
 
 Targets hold ``(matrix, part, row, k)``, part 0 being hi, rows on lines of 128 bytes and padded with
 zeros; B lies there transposed. Sources have any strides. Where ``pairs`` is 1, matrices are complex
@@ -29,8 +30,10 @@ __all__ = [
     "MAGNITUDE",
     "PIECE",
     "judge",
+    "judge_rows",
     "magnitude",
     "power",
+    "row_factor",
     "split_pieces",
     "split_rows",
 ]
@@ -88,10 +91,7 @@ def split_rows(
     gdc_wait()
     # In this order: `skinny` reads B, which is there now, before it waits itself.
     gdc_launch_dependents()
-    flat: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
-    for first in range(gl.program_id(0) * 1024, clear_count, gl.num_programs(0) * 1024):
-        at = first + gl.arange(0, 1024, flat)
-        gl.store(cleared + at, gl.zeros([1024], gl.int32, flat), mask=at < clear_count)
+    _clear(cleared, clear_count)
     near: gl.constexpr = _near(ALONG_K, ROWS, gl.num_warps())
     wide: gl.constexpr = _wide(ROWS, DEPTH, gl.num_warps())
     tiles = gl.cdiv(rows, ROWS)
@@ -127,6 +127,59 @@ def split_rows(
             for done in range(0, target_row, DEPTH):
                 x = _read(x_at, done, i, is_row, k, source_col, pairs, DEPTH, PAIRED, near)
                 _write(at, x * factor, row, done, rows, target_row, PARTS, wide)
+
+
+@gluon.jit
+def judge_rows(
+    source,
+    scale,
+    flag,
+    cleared,
+    clear_count,
+    rows,
+    k,
+    inner,
+    count,
+    source_outer,
+    source_inner,
+    source_row,
+    source_col,
+    threshold,
+    most_field,
+    ROWS: gl.constexpr,
+    DEPTH: gl.constexpr,
+    WHOLE: gl.constexpr,
+    ALONG_K: gl.constexpr,
+):
+    """Do what `split_rows` does, of two parts, but split: read A once and write scales and flags.
+
+    WHOLE, the elements of a row lie side by side, however many.
+    """
+    gdc_wait()
+    gdc_launch_dependents()
+    _clear(cleared, clear_count)
+    near: gl.constexpr = _near(ALONG_K, ROWS, gl.num_warps())
+    tiles = gl.cdiv(rows, ROWS)
+    for index in range(gl.program_id(0), tiles * count, gl.num_programs(0)):
+        matrix = index // tiles
+        i = (index % tiles) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, near))
+        j = gl.arange(0, DEPTH, gl.SliceLayout(0, near))
+        col = gl.to_tensor(1).to(gl.int64) if WHOLE else source_col
+        # Beyond the last row and element it is these again, so that loads need no mask.
+        x_at = source + _start(matrix, inner, source_outer, source_inner)
+        x_at += (gl.minimum(i, rows - 1).to(gl.int64) * source_row)[:, None]
+        start = (k - 1) // DEPTH * DEPTH
+        at = gl.minimum(start + j, k - 1).to(gl.int64) * col
+        high, low = _magnitudes(gl.load(x_at + at[None, :]))
+        # Backwards, since what follows begins with what was read last and may be in the L2 cache.
+        for done in range(DEPTH, start + DEPTH, DEPTH):
+            before = (start - done + j).to(gl.int64) * col
+            most, least = _magnitudes(gl.load(x_at + before[None, :]))
+            high, low = gl.maximum(high, most), gl.minimum(low, least)
+        high, low = gl.max(high, 1), gl.min(low, 1)
+        field, flags = judge(high, low, threshold, LEAST_ROW_FIELD, most_field)
+        gl.store(scale + matrix * rows + i, power(field - ROW_UNIT), mask=i < rows)
+        gl.store(flag + matrix * rows + i, flags, mask=i < rows)
 
 
 @gluon.jit
@@ -232,6 +285,15 @@ def _start(matrix, inner, outer_step, inner_step):
 
 
 @gluon.jit
+def _clear(words, count):
+    """Set words to 0, all programs together."""
+    flat: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    for first in range(gl.program_id(0) * 1024, count, gl.num_programs(0) * 1024):
+        at = first + gl.arange(0, 1024, flat)
+        gl.store(words + at, gl.zeros([1024], gl.int32, flat), mask=at < count)
+
+
+@gluon.jit
 def _read(
     at,
     done,
@@ -274,6 +336,12 @@ def magnitude(x):
 def power(field):
     """Return the power of two of an exponent field."""
     return (field << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def row_factor(scale):
+    """Return what a row is scaled by, from what C is multiplied by for it at the end."""
+    return power(268 - ROW_UNIT - (scale.to(gl.int32, bitcast=True) >> 23))
 
 
 @gluon.jit

@@ -85,6 +85,9 @@ def multiply_few_columns(
     (outer, inner, k, row); not MAPPED, it is a pointer, and A has the steps ``a_row`` and so on.
     Scales and flags are as `split.judge_rows` and `split.split_pieces` leave them. With ``chains``
     > 1 each ``chain_k`` of K is a result of its own, as `skinny.multiply_skinny` has it.
+
+    Started once `repair.repair` has waited for all of that, it waits for `repair` itself only at
+    the end: the two write different elements of C, and a few rows that are repaired take long.
     """
     ring = allocate_ring(b, TILE_N, STAGES, 3 if TILE_N < 64 else 2, ALONG_K, MAPPED)
     work = Work(n, m, k, tiles_n, tiles_m, inner, chains, chain_k, items, TILE_N)
@@ -120,7 +123,7 @@ def multiply_few_columns(
             [
                 (_consume, (ring, work, out, 0)),
                 (_consume, (ring, work, out, 1)),
-                (produce, (b, source, ring, work, b_next_outer, b_next_inner)),
+                (produce, (b, source, ring, work, b_next_outer, b_next_inner, False)),
             ],
             [4, producer],
             [232, 40] if MAPPED else [216, 80],
@@ -131,7 +134,7 @@ def multiply_few_columns(
                 (_consume, (ring, work, out, 0)),
                 (_consume, (ring, work, out, 1)),
                 (_consume, (ring, work, out, 2)),
-                (produce, (b, source, ring, work, b_next_outer, b_next_inner)),
+                (produce, (b, source, ring, work, b_next_outer, b_next_inner, False)),
             ],
             [4, 4, producer],
             [152, 160, 40] if MAPPED else element_wise,
@@ -214,7 +217,6 @@ class Out:
 @gluon.jit
 def _consume(ring, work, out, CONSUMER: gl.constexpr):
     """Multiply every third piece of K, add it to the running sum when it is its turn."""
-    gdc_wait()
     operand: gl.constexpr = _operand(ring.TILE_M)
     stage = CONSUMER
     phase = 0
@@ -247,6 +249,7 @@ def _consume(ring, work, out, CONSUMER: gl.constexpr):
                 phase ^= 1
         mine += gl.cdiv(pieces - mine, ring.CONSUMERS) * ring.CONSUMERS - pieces
     gdc_launch_dependents()
+    gdc_wait()
 
 
 @gluon.jit

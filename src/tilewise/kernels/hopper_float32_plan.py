@@ -539,7 +539,7 @@ class _FewColumns(_Tiles):
         judge_us = 4 * self._a_count * self._m * self._depth / _BYTES_PER_US
         split_us = 8 * self._b_count * self._n * self._depth / _BYTES_PER_US
         return Choice(
-            steps=(judge, self._split_pieces(), *launches, self._repair()),
+            steps=(judge, self._split_pieces(), self._repair(), *launches),
             workspace_bytes=self._room.nbytes,
             expected_us=3 * _LAUNCH_US + judge_us + split_us + multiply.expected_us,
             why=f"fp16x3, A split as it is read, {_tiles(multiply.items, *multiply.size[::-1])} "

@@ -131,7 +131,7 @@ def multiply_skinny(
             (_consume, (ring, work, out, 0)),
             (_consume, (ring, work, out, 1)),
             (_consume, (ring, work, out, 2)),
-            (produce, (a, source, ring, work, a_next_outer, a_next_inner)),
+            (produce, (a, source, ring, work, a_next_outer, a_next_inner, True)),
         ],
         [4, 4, producer],
         [152, 160, 40] if MAPPED else element_wise,
@@ -434,8 +434,11 @@ class Out:
 
 
 @gluon.jit
-def produce(a, source, ring, work, a_next_outer, a_next_inner):
-    """Load tiles of A and B, one stage after the other, wherever a stage is free."""
+def produce(a, source, ring, work, a_next_outer, a_next_inner, WAITS: gl.constexpr):
+    """Load tiles of A and B, one stage after the other, wherever a stage is free.
+
+    Unless it WAITS, A is there when the kernel starts, as B is.
+    """
     nbytes: gl.constexpr = 2 * a.nbytes_per_cta + source.NBYTES
     # The first tiles of B are on their way while A is still being split.
     outer, inner, chain, row, col = work.item(gl.program_id(0))
@@ -443,7 +446,8 @@ def produce(a, source, ring, work, a_next_outer, a_next_inner):
     for p in range(gl.minimum(pieces, ring.STAGES)):
         mbarrier.expect(ring.full.index(p), nbytes)
         source.load(outer, inner, col, begin + p * PIECE, ring.full.index(p), ring.b.index(p))
-    gdc_wait()
+    if WAITS:
+        gdc_wait()
     stage = 0
     phase = 1
     for index in range(gl.program_id(0), work.items, gl.num_programs(0)):

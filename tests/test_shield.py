@@ -71,8 +71,14 @@ def test_control_c_in_a_call_of_the_driver_leaves_nothing_behind(
     assert (tw.matmul(a, a, devices="cuda:0", memory="2MiB") == a @ a).all()
 
 
-def test_work_is_done_to_its_end_and_then_the_interrupt_is_raised() -> None:
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, TimeoutError])
+def test_work_is_done_to_its_end_and_then_the_interrupt_is_raised(
+    kind: type[BaseException],
+) -> None:
     done = []
+
+    def handler(*_: object) -> None:
+        raise kind
 
     def work() -> None:
         interrupt()
@@ -81,8 +87,12 @@ def test_work_is_done_to_its_end_and_then_the_interrupt_is_raised() -> None:
         done.append(threading.current_thread().name)
 
     threads = threading.active_count()
-    with pytest.raises(KeyboardInterrupt):
-        shielded(work)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(kind):
+            shielded(work)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done == ["tilewise-shielded"]
     assert threading.active_count() == threads
 

@@ -1,4 +1,4 @@
-"""Work that Ctrl-C must not cut short, since nobody could give back what it would leave behind."""
+"""Work that no signal must cut short: nobody could give back what it would leave behind."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def shielded(
         worker.start()
     except RuntimeError:  # there can be no more threads
         once()
-    except KeyboardInterrupt as error:  # it may have begun, or never will
+    except BaseException as error:  # it may have begun, or never will
         interrupts.append(error)
         interrupted(error)
         once()
@@ -68,7 +68,7 @@ def shielded(
             if worker.ident is not None:
                 worker.join()
             break
-        except KeyboardInterrupt as error:
+        except BaseException as error:  # whatever a signal's handler raises
             interrupts.append(error)
     for first in (*raised, *interrupts):
         raise first

@@ -52,7 +52,7 @@ class Pinned:
                 )
                 driver.check(status, f"pinning {format_bytes(nbytes)} of host memory")
                 self._is_held = True
-        except KeyboardInterrupt:  # which may have come when it was pinned and not known yet
+        except BaseException:  # an interrupt may have come when it was pinned and not known yet
             with current(index) as cuda:
                 cuda.cuMemHostUnregister(self.array.ctypes.data)
             raise

@@ -363,6 +363,17 @@ def test_operands_that_nothing_tells_apart_are_begun_anew(
     assert np.array_equal(load("c.npy"), a @ b)
 
 
+def test_a_stop_before_anything_is_begun_leaves_nothing(folder: Path, monkeypatch: Any) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupted)  # first of the journal's line
+        with pytest.raises(KeyboardInterrupt):
+            multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
+    assert names(folder) == ["a.npy", "b.npy"]
+
+
 @pytest.mark.parametrize("out", OUTPUTS)
 @pytest.mark.parametrize("loss", ["part", "short", "torn"])
 def test_what_a_crash_leaves_behind_is_no_obstacle(folder: Path, out: str, loss: str) -> None:

@@ -146,7 +146,7 @@ def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> No
             journal.forget(set(journal.done))
         try:
             journal.begin(_identity(plan, *identities))
-        except FileError:
+        except BaseException:
             if not journal.done:  # such as on a full disk: nothing is worth keeping
                 journal.remove()
             raise

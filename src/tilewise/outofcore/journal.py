@@ -115,8 +115,8 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the journal: the output is complete, or nothing of it is worth keeping."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+        if self.path is not None and not self.is_lost:
+            self.path.unlink()
 
     def __enter__(self) -> Self:
         return self

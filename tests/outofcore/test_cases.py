@@ -45,7 +45,7 @@ def test_D2_an_answer_larger_than_memory_is_refused_with_its_size_and_goes_to_a_
     folder: Path, rng: np.random.Generator
 ) -> None:
     x = np.zeros((203_743, 58), np.float32)
-    with pytest.raises(BudgetError, match=r"takes 154\.65 GiB .*out=np\.memmap\(\.\.\.\) to write"):
+    with pytest.raises(BudgetError, match=r"takes 154\.65 GiB, .*out=np\.memmap\(\.\.\.\) to write"):
         tw.matmul(x, x.T, memory="16GiB")
     x = small_integers(rng, (3000, 58), "float32")
     c = np.lib.format.open_memmap("c.npy", mode="w+", dtype="f4", shape=(3000, 3000))
@@ -146,5 +146,5 @@ def test_F10_operands_that_may_only_be_read(folder: Path, rng: np.random.Generat
     tw.multiply_files("a.npy", b, "c.npy", memory="300KiB")
     assert np.array_equal(np.load("c.npy"), a @ b)
     out = np.lib.format.open_memmap("c.npy", mode="r")
-    with pytest.raises(tw.TilewiseError, match=r"out \(memmap\) cannot be written .*read-only"):
+    with pytest.raises(tw.TilewiseError, match=r"out \(memmap\) \(shape .*is read-only"):
         tw.multiply_files("a.npy", b, out, memory="300KiB")

@@ -45,7 +45,9 @@ def test_D2_an_answer_larger_than_memory_is_refused_with_its_size_and_goes_to_a_
     folder: Path, rng: np.random.Generator
 ) -> None:
     x = np.zeros((203_743, 58), np.float32)
-    with pytest.raises(BudgetError, match=r"takes 154\.65 GiB, .*out=np\.memmap\(\.\.\.\) to write"):
+    with pytest.raises(
+        BudgetError, match=r"takes 154\.65 GiB, .*out=np\.memmap\(\.\.\.\) to write"
+    ):
         tw.matmul(x, x.T, memory="16GiB")
     x = small_integers(rng, (3000, 58), "float32")
     c = np.lib.format.open_memmap("c.npy", mode="w+", dtype="f4", shape=(3000, 3000))

@@ -299,6 +299,8 @@ def test_maps_share_what_both_have_of_a_file(rng: Any, tmp_path: Path) -> None:
     assert not _arrays.overlap(other[:, ::2], one[:, 1::2])
     assert _arrays.overlap(other[:101], one[100:])
     assert not _arrays.overlap(other + 1, one)  # what is computed of a map is none
+    for view in (np.asarray, np.frombuffer, np.lib.stride_tricks.as_strided):
+        assert _arrays.overlap(view(other), one)
     place = other[100:]
     tw.matmul(one[:100], one[50:150], out=place)
     assert np.array_equal(place, x[:100] @ x[50:150])

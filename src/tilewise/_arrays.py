@@ -32,6 +32,7 @@ __all__ = [
     "empty_like",
     "give_back",
     "is_group",
+    "mapped_by",
     "meeting",
     "no_stream",
     "on_device",
@@ -308,6 +309,16 @@ def meeting(products: Sequence[tuple[Any, Any, Any]]) -> int | None:
     return None
 
 
+def mapped_by(x: Any) -> Any:
+    """Return the memory map of a named file that an array is a view of, or None."""
+    root, base = None, x
+    while base is not None:
+        if isinstance(base, np.memmap):
+            root = base
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return None if root is None or root.filename is None else root
+
+
 class _InFile(NamedTuple):
     """Where a memory map, or a view of one, lies in its file."""
 
@@ -317,12 +328,8 @@ class _InFile(NamedTuple):
 
 def _in_file(x: Any) -> _InFile | None:
     """Return where an array lies in a file; None if it is no memory map."""
-    root, base = None, x
-    while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap):
-            root = base
-        base = base.base
-    if root is None or root.filename is None:
+    root = mapped_by(x)
+    if root is None:
         return None
     file: Hashable = os.fspath(root.filename)
     with suppress(OSError):  # it has no name any more

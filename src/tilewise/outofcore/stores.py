@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .._arrays import check_out
+from .._arrays import check_out, mapped_by
 from ..errors import DTypeError, FileError, ShapeError
 from ..numerics.dtypes import is_extension
 from ..numerics.panels import release
@@ -329,11 +329,8 @@ def place_of(store: Any) -> Path | None:
 
     Memory maps and views of them, HDF5 datasets and Zarr arrays say it.
     """
-    base = store
-    while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap) and base.filename is not None:
-            return Path(base.filename)
-        base = base.base
+    if isinstance(store, np.ndarray) and (root := mapped_by(store)) is not None:
+        return Path(root.filename)
     filename = getattr(getattr(store, "file", None), "filename", None)
     if isinstance(filename, (str, bytes)):
         return Path(os.fsdecode(filename))

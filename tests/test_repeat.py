@@ -301,6 +301,75 @@ def test_a_product_unlike_those_before_goes_the_general_way(machine: Machine, wh
     assert is_product(plain[2], *plain[:2])
 
 
+class Foreign:
+    """An array of a library that says nothing of its streams."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.device = array, "gpu"
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __array_namespace__(self) -> Any:
+        def empty(shape: Any, dtype: Any, device: str) -> Foreign:
+            return Foreign(buffer(shape, dtype))
+
+        return SimpleNamespace(empty=empty, float32=np.float32)
+
+
+@pytest.fixture
+def waited_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Streams that were waited for."""
+    streams_waited_for: list[int] = []
+    layout = Operand.of
+    monkeypatch.setattr(
+        arrays,
+        "view",
+        lambda x, name, stream: arrays.DeviceArray(
+            x.array.ctypes.data, x.shape, layout(x.array).strides, x.dtype, 0, False, x
+        ),
+    )
+    monkeypatch.setattr(streams, "synchronize", lambda s, index: streams_waited_for.append(s))
+    monkeypatch.setattr(streams, "handle_of", lambda stream, index: stream or streams.DEFAULT)
+    monkeypatch.setattr(streams, "follow", lambda handle, other, index: None)
+    return streams_waited_for
+
+
+def test_F7_a_library_of_unknown_streams_is_given_what_is_done(
+    machine: Machine, waited_for: list[int]
+) -> None:
+    """Its own stream does not wait for the one that a product is on."""
+    a, b, c = (Foreign(tensor((4, 4)).array) for _ in "abc")
+    plan = tw.plan(a, b, out=c)
+    calls = (
+        lambda **more: tw.matmul(a, b, **more),
+        lambda **more: tw.matmul(a, b, out=c, **more),
+        lambda **more: tw.matmul([a], [b], **more),
+        lambda **more: plan(a, b, out=c, **more),
+        lambda **more: tw.gemm(a, b, c, **more),
+    )
+    for number, call in enumerate(calls, 1):
+        call()
+        assert waited_for == [streams.DEFAULT] * number == machine.streams
+    for call in calls:  # whoever gives a stream waits for it
+        call(stream=OTHER_STREAM)
+    assert waited_for == [streams.DEFAULT] * len(calls)
+
+
+@pytest.mark.parametrize("foreign", [{2}, {0, 1}])
+def test_F7_libraries_that_meet_are_given_what_is_done(
+    machine: Machine, waited_for: list[int], foreign: set[int]
+) -> None:
+    given: list[Any] = [tensor((4, 4)) for _ in "abc"]
+    tw.matmul(given[0], given[1], out=given[2])
+    assert waited_for == []
+    given = [Foreign(x.array) if i in foreign else x for i, x in enumerate(given)]
+    tw.matmul(given[0], given[1], out=given[2])
+    assert waited_for == [streams.DEFAULT]
+    assert is_product(given[2], given[0], given[1])
+
+
 def test_conjugated_views_are_copied_every_time(machine: Machine) -> None:
     a, b = tensor((4, 4), "complex64"), tensor((4, 4), "complex64")
     a.array = a.array.T

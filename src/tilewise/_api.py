@@ -84,7 +84,8 @@ def matmul(
     array (..., m, n)
         Of the operands' kind, where they are; ``out`` itself if it was given; a scalar for two
         vectors. Host operands block until the result is complete; device operands return at once,
-        with the product in the order of the stream.
+        with the product in the order of the stream, unless ``stream`` was not given and an array is
+        of a library whose stream is not known (neither torch nor CuPy), or ``out`` of another.
 
     Raises
     ------
@@ -153,7 +154,7 @@ def gemm(
         return c
     from . import _gpu
 
-    p, q, r, handle = there
+    p, q, r, handle, blocks = there
     if r is None:
         raise DTypeError("c is None; pass the array that the product is added to")
     made = _planned(p, q, r, _Options(precision=precision), updates=True)
@@ -163,6 +164,10 @@ def gemm(
         p, q = p.without_terms(is_left=True), q.without_terms(is_left=False)
         made = _planned(p, q, r, _Options(precision=precision), updates=True)
     _gpu.multiply(made, p, q, r, handle, alpha, beta)
+    if blocks:
+        from .runtime import streams
+
+        streams.synchronize(handle, r.index)
     return c
 
 
@@ -212,7 +217,7 @@ def plan(
         x, y = _described(a, "a"), _described(b, "b")
         target = None if out is None else _described(out, "out")
     else:
-        x, y, target, _ = there
+        x, y, target, *_ = there
     made = _planned(x, y, target, _Options(dtype, precision, memory, devices, verify))
     if there is None and out is not None:
         if type(target) is Operand:
@@ -240,6 +245,7 @@ class _Product(NamedTuple):
     given: tuple[Any, Any, Any]  #: a, b and out, as the caller has them
     seen: tuple[Any, Any, Any]  #: the same as arrays in host or device memory
     stream: int | None  #: None in host memory
+    blocks: bool = False
 
     @classmethod
     def of(cls, a: Any, b: Any, out: Any, stream: Any, options: _Options) -> _Product:
@@ -248,8 +254,8 @@ class _Product(NamedTuple):
             x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
             target = None if out is None else _arrays.adopt(out, "out")
             return cls(_planned(x, y, target, options), (a, b, out), (x, y, target), None)
-        p, q, r, handle = there
-        return cls(_planned(p, q, r, options), (a, b, out), (p, q, r), handle)
+        p, q, r, handle, blocks = there
+        return cls(_planned(p, q, r, options), (a, b, out), (p, q, r), handle, blocks)
 
     @property
     def result_bytes(self) -> int:
@@ -273,7 +279,9 @@ class _Product(NamedTuple):
         (a, b, out), (x, y, target) = self.given, self.seen
         if self.stream is None:
             return run_on_host(self.plan, x, y, out, a, b, any(self.plan.asked.overlaps))
-        return run_on_device(self.plan, x, y, out, target, a, b, self.stream, asked)
+        return run_on_device(
+            self.plan, x, y, out, target, a, b, self.stream, asked, blocks=self.blocks
+        )
 
 
 def _group(a: Any, b: Any, out: Any, stream: Any, options: _Options) -> list[Callable[[], Any]]:

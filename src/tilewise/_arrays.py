@@ -200,13 +200,25 @@ def common_library(*operands: Any) -> ModuleType | None:
     return sys.modules.get(names.pop()) if names else None
 
 
-def on_device(
-    a: Any, b: Any, out: Any, stream: Any, out_name: str = "out"
-) -> tuple[DeviceArray, DeviceArray, DeviceArray | None, int] | None:
-    """Return the arrays as they are in device memory, and the stream to work on.
+class OnDevice(NamedTuple):
+    """Arrays as they are in device memory, complete for what follows on the stream to work on.
 
-    They are complete for what follows on that stream: the one given, or the one that their library
-    works on now (torch, CuPy), or CUDA's default stream. None stands for arrays in host memory.
+    ``blocks`` says that a product has to be done before it is handed over: a library of the arrays
+    works on a stream that is not known, and would read the result, or write to operands, too soon.
+    """
+
+    a: DeviceArray
+    b: DeviceArray
+    out: DeviceArray | None
+    stream: int
+    blocks: bool
+
+
+def on_device(a: Any, b: Any, out: Any, stream: Any, out_name: str = "out") -> OnDevice | None:
+    """Return the arrays as they are in device memory; None stands for arrays in host memory.
+
+    The stream is the one given, or the one that their library works on now (torch, CuPy), or CUDA's
+    default stream.
 
     Raises
     ------
@@ -228,7 +240,9 @@ def on_device(
     else:
         handle = streams.handle_of(stream, index)
     x, y = _adopt_device(a, "a", handle), _adopt_device(b, "b", handle)
-    return x, y, None if out is None else _adopt_device(out, out_name, handle, True), handle
+    target = None if out is None else _adopt_device(out, out_name, handle, True)
+    is_apart = out is not None and library_name(out) != library_name(a)
+    return OnDevice(x, y, target, handle, stream is None and (known is None or is_apart))
 
 
 def empty_like(

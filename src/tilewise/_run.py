@@ -37,7 +37,7 @@ def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
         x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
         _check_planned(plan, x, y)
         return run_on_host(plan, x, y, out, a, b)
-    p, q, target, handle = there
+    p, q, target, handle, blocks = there
     _check_planned(plan, p, q)
     planned_out = plan.asked.out
     if plan.asked.a.where == "memory" or (target is not None) != (planned_out is not None):
@@ -50,7 +50,7 @@ def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
             f"{describe('out', target)} is not what this plan is for: strides "
             f"{planned_out.strides}; make a plan for it"
         )
-    return run_on_device(plan, p, q, out, target, a, b, handle, asked=plan.how)
+    return run_on_device(plan, p, q, out, target, a, b, handle, asked=plan.how, blocks=blocks)
 
 
 def run_on_host(
@@ -95,8 +95,10 @@ def run_on_device(
     b: Any,
     stream: int,
     asked: Hashable = None,
+    *,
+    blocks: bool = False,
 ) -> Any:
-    """Put a plan for the device arrays ``x`` and ``y`` on a stream; returns at once.
+    """Put a plan for the device arrays ``x`` and ``y`` on a stream; returns at once or ``blocks``.
 
     With ``asked``, which is all that the plan depends on besides the arrays, it is kept for
     products like this one.
@@ -111,7 +113,11 @@ def run_on_device(
         _check_copies(plan, x, y, target)
     if not plan.verify:
         put = _gpu.multiply(plan, x, y, target, stream)
-        if asked is not None:
+        if blocks:
+            from .runtime import streams
+
+            streams.synchronize(stream, x.index)
+        elif asked is not None:
             _repeat.keep(asked, put, (a, b, result), (x, y, target), is_new=out is None)
         return result
     from .runtime.arrays import to_host

@@ -77,6 +77,9 @@ def test_F7_jax_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     got = tw.matmul(a, a.T)
     assert isinstance(got, jax.Array)
     assert (np.asarray(got) == 70).all()
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.cuda._sleep(2**28)  # on the stream that products of JAX's arrays are on, not on JAX's
+    assert (np.asarray(tw.matmul(a, a.T)) == 70).all()
 
 
 def test_F9_the_product_is_in_the_order_of_the_stream() -> None:

@@ -157,6 +157,7 @@ def on_two(bench: Benchmark, n: int, least: float) -> None:
 def seconds(
     call: Callable[[], object], wait: Callable[[], object] = lambda: None, repeats: int = 2
 ) -> float:
+    wait()  # for what was put on the device before
     readings = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import json
@@ -107,6 +108,30 @@ def test_the_key_changes_with_what_the_code_depends_on() -> None:
     keys.append(compiler._key(axpy, "sm_80"))
     assert len(set(keys)) == len(keys)
     assert compiler._key(variant("axpy"), "sm_90a") == keys[0]
+
+
+def constants_of_modules(source: str) -> list[str]:
+    """Return what device code of a module names as ``module.CONSTANT``."""
+    tree = ast.parse(source)
+    imports = [x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and x.module is None]
+    modules = {name.asname or name.name for each in imports for name in each.names}
+    return [
+        ast.unparse(x)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        and any(ast.unparse(each).endswith(".jit") for each in function.decorator_list)
+        for x in ast.walk(function)
+        if isinstance(x, ast.Attribute) and isinstance(x.value, ast.Name)
+        if x.value.id in modules and x.attr.isupper()
+    ]
+
+
+def test_constants_of_other_modules_are_imported_by_name() -> None:
+    """Triton's digest of a function has nothing of others: after a change old code would stay."""
+    source = "from . import pace\n@gluon.jit\ndef f():\n    return pace.STRETCH"
+    assert constants_of_modules(source) == ["pace.STRETCH"]
+    for path in Path(kernels.__file__).parent.glob("*.py"):
+        assert constants_of_modules(path.read_text()) == [], path.name
 
 
 def test_one_process_writes_what_two_write(folder: Path, tmp_path: Path) -> None:

@@ -521,6 +521,26 @@ def test_an_output_replaces_its_like_and_nothing_else(folder: Path) -> None:
         multiply_files("g.zarr/c", x, "g.zarr/c")
 
 
+@pytest.mark.parametrize("fixed", ["c.zarr", "c.zarr.part"])
+def test_what_cannot_be_replaced_stays(folder: Path, monkeypatch: Any, fixed: str) -> None:
+    a, real = np.ones((8, 8)), os.replace
+    zarr.create_array("c.zarr", data=5 * a)
+
+    def replace(source: Path, target: Path) -> None:
+        if source.parent == folder and source.name == fixed:
+            raise PermissionError(1, "not permitted")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(FileError, match="cannot be completed: .* not permitted"):
+            multiply_files(a, a, "c.zarr")
+    assert np.array_equal(load("c.zarr"), 5 * a)
+    assert [path.name for path in folder.iterdir()] == ["c.zarr"]
+    multiply_files(a, a, "c.zarr")
+    assert np.array_equal(load("c.zarr"), a @ a)
+
+
 def test_an_open_array_is_known_by_where_it_is(folder: Path) -> None:
     x = np.arange(16.0).reshape(4, 4)
     y = zarr.create_array("z.zarr", data=x)

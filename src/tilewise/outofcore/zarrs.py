@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -160,8 +161,14 @@ class ZarrOutput(StoreOutput):
                 os.replace(self.part, self.final)
             else:  # a folder replaces no folder that is not empty
                 aside = Path(tempfile.mkdtemp(prefix=f"{self.final.name}.old-", dir=folder))
-                os.replace(self.final, aside / self.final.name)
-                os.replace(self.part, self.final)
+                try:
+                    os.replace(self.final, aside / self.final.name)
+                    os.replace(self.part, self.final)
+                except BaseException:
+                    with suppress(OSError):  # nothing to put back
+                        os.replace(aside / self.final.name, self.final)
+                    aside.rmdir()
+                    raise
                 sync_path(folder)
                 shutil.rmtree(aside)
             sync_path(folder)

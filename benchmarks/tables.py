@@ -24,6 +24,7 @@ CHOSEN = (
     ("hopper", "bfloat16 4097x4097x4097 NN"),
     ("hopper", "bfloat16 16x8192x8192 NN"),
     ("float32", "float32 8192x8192x8192 NN"),
+    ("float32", "float32 32768x32768x32768 NN"),
     ("float32", "float32 4097x4097x4097 NN"),
     ("float32", "float32 16x8192x8192 NN"),
     ("float32", "complex64 4096x4096x4096 NN"),

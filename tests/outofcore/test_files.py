@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import struct
 import sys
@@ -19,10 +20,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewise.cli import main
 from tilewise.errors import DTypeError, FileError
 from tilewise.outofcore import files, flat, npy
 from tilewise.outofcore.files import Layout, Output, Target, open_matrix
 from tilewise.outofcore.flat import FlatFile
+from tilewise.outofcore.pipeline import multiply_files
 
 DTYPES = [">f4", "<f8", "i1", ">u2", "<i8", "?", "c8", ">c16", "f2", "g"]
 
@@ -390,3 +393,24 @@ def test_a_limit_on_file_sizes_is_an_error_and_no_signal(tmp_path: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a (a.npy)", "out ("])
+def test_what_cannot_be_mapped_to_check_it_is_named(
+    tmp_path: Path, monkeypatch: Any, capsys: Any, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.ones((3, 3)))
+
+    class Map(np.memmap):  # type: ignore[type-arg]
+        def __new__(cls, path: Path, *given: Any, **options: Any) -> Any:
+            if (path.suffix == ".part") == (name == "out ("):
+                raise OSError(errno.ENOMEM, "Cannot allocate memory")
+            return super().__new__(cls, path, *given, **options)
+
+    monkeypatch.setattr(np, "memmap", Map)
+    with pytest.raises(FileError, match=re.escape(name) + ".* cannot be mapped .*Cannot allocate"):
+        multiply_files("a.npy", "a.npy", "c.npy", verify=True)
+    if name != "out (":
+        assert main(["check", "a.npy", "a.npy", "a.npy"]) == 2
+        assert "a (a.npy) cannot be mapped to check it" in capsys.readouterr().err

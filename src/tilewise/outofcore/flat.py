@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,10 +154,8 @@ class FlatFile:
         """Return the whole array as a read-only memory map; ``folder`` is for what has none."""
         if not self.nbytes:
             return np.empty(self.shape, self.dtype)
-        order: Any = "F" if self.is_fortran else "C"
-        return np.memmap(
-            self.path, self.dtype, mode="r", offset=self.offset, shape=self.shape, order=order
-        )
+        order: Literal["C", "F"] = "F" if self.is_fortran else "C"
+        return _mapped(self.name, self.path, self.dtype, self.offset, self.shape, order)
 
     def identity(self) -> dict[str, Any]:
         """Return what tells this content from other content, for a journal."""
@@ -301,7 +299,7 @@ class FlatOutput:
         """Return what is written so far as a read-only memory map."""
         if not self.nbytes:
             return np.empty(self.grid, self.dtype)
-        return np.memmap(self.part, self.dtype, mode="r", offset=self._offset, shape=self.grid)
+        return _mapped(self._name, self.part, self.dtype, self._offset, self.grid)
 
     def commit(self) -> None:
         """Make the data durable, then give the file its final name."""
@@ -389,6 +387,20 @@ def stamp(status: os.stat_result) -> Stamp:
     a restart.
     """
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _mapped(
+    name: str,
+    path: Path,
+    dtype: np.dtype[Any],
+    offset: int,
+    shape: tuple[int, ...],
+    order: Literal["C", "F"] = "C",
+) -> NDArray[Any]:
+    try:
+        return np.memmap(path, dtype, mode="r", offset=offset, shape=shape, order=order)
+    except OSError as error:
+        raise FileError(f"{name} cannot be mapped to check it: {error.strerror}") from error
 
 
 def _runs(

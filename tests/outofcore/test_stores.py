@@ -796,6 +796,17 @@ def test_a_store_that_gives_nothing_is_named_with_the_box(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["a.npy"]
 
 
+def test_masked_elements_of_a_store_are_refused(folder: Path) -> None:
+    x = np.ones((300, 300))
+    missing = np.zeros(x.shape, bool)
+    multiply_files(Rows(np.ma.masked_array(x, missing)), x, "c.npy")  # as netCDF4 gives them
+    assert np.array_equal(load("c.npy"), x @ x)
+    missing[200, 100] = True
+    for memory in ("400KiB", None):
+        with pytest.raises(DTypeError, match=r"a \(Rows\) gave masked elements at \["):
+            multiply_files(Rows(np.ma.masked_array(x, missing)), x, "d.npy", memory=memory)
+
+
 def test_a_store_may_give_the_other_byte_order_and_no_other_type(folder: Path) -> None:
     class Other(WriteOnly):
         gives = ">f8"

@@ -205,13 +205,19 @@ class StoreMatrix:
 
     def _fetch(self, part: Box) -> NDArray[Any]:
         try:
-            values = np.asarray(self.store[self._stored(part)])
+            given = self.store[self._stored(part)]
+            values = np.asarray(given)
         except MemoryError:
             raise
         except Exception as error:
             raise FileError(
                 f"{self.name} cannot be read at {self._blamed(part)}: {_said(error)}"
             ) from error
+        if np.ma.is_masked(given):
+            raise DTypeError(
+                f"{self.name} gave masked elements at {_place(part)}, which have no meaning in a "
+                "product; give a store that fills them"
+            )
         values = _elements(values, self.dtype, part, self.name)
         return (values.T if self.is_turned else values).reshape(_sizes(part))
 

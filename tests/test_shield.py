@@ -133,6 +133,41 @@ def test_the_calling_thread_does_something_meanwhile(is_main: bool) -> None:
     assert done == [caller]
 
 
+def masked(*_: object) -> None:
+    """Do as CPython does where an interrupt comes to one who waits for a condition."""
+    condition = threading.Condition()
+    try:
+        condition.acquire()
+        condition.release()
+        raise KeyboardInterrupt
+    finally:
+        condition.release()
+
+
+def test_an_interrupt_that_breaks_a_lock_is_an_interrupt(
+    tmp_path: Path, monkeypatch: Any, cuda: FakeCuda
+) -> None:
+    with pytest.raises(RuntimeError, match="un-acquired lock"):
+        masked()
+    ended = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        shielded(lambda: ended.wait(20), lambda _: ended.set(), masked)
+    a = small_integers(np.random.default_rng(1), (60, 40), "float32")
+    for devices in ("cpu", "cuda:0"):
+        with pytest.raises(KeyboardInterrupt):
+            multiply_files(a, a.T, tmp_path / "c.npy", progress=masked, devices=devices)
+    assert list(tmp_path.iterdir()) == []
+    start = threading.Thread.start
+
+    def broken(self: threading.Thread) -> None:
+        start(self)
+        masked()
+
+    monkeypatch.setattr(threading.Thread, "start", broken)
+    with pytest.raises(KeyboardInterrupt):
+        shielded(lambda: None)
+
+
 def test_an_error_of_the_work_comes_before_an_interrupt() -> None:
     def work() -> None:
         interrupt()

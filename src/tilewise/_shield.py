@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-__all__ = ["shielded"]
+__all__ = ["shielded", "unmasked"]
 
 
 def shielded(
@@ -52,12 +52,12 @@ def shielded(
     worker = threading.Thread(target=once, name="tilewise-shielded")
     try:
         worker.start()
-    except RuntimeError:  # there can be no more threads
-        once()
-    except BaseException as error:  # it may have begun, or never will
-        interrupts.append(error)
-        interrupted(error)
-        once()
+    except BaseException as error:
+        found = unmasked(error)
+        if not isinstance(found, RuntimeError):  # else there can be no more threads
+            interrupts.append(found)
+            interrupted(found)
+        once()  # it may have begun, or never will
     while True:
         try:
             if interrupts:
@@ -69,6 +69,17 @@ def shielded(
                 worker.join()
             break
         except BaseException as error:  # whatever a signal's handler raises
-            interrupts.append(error)
+            interrupts.append(unmasked(error))
     for first in (*raised, *interrupts):
         raise first
+
+
+def unmasked(error: BaseException) -> BaseException:
+    """Return the interrupt that an error is only a consequence of, or else the error.
+
+    Where an interrupt comes while a thread waits for a `threading.Condition`, CPython may find the
+    condition's lock released when it leaves it, and raise a RuntimeError about that instead.
+    """
+    hidden = error.__context__
+    is_masked = isinstance(error, RuntimeError) and "un-acquired lock" in str(error)
+    return hidden if is_masked and isinstance(hidden, KeyboardInterrupt) else error

@@ -6,6 +6,8 @@ import _thread
 import threading
 from collections.abc import Callable
 
+from .._shield import unmasked
+
 __all__ = ["Halt", "Stopped"]
 
 
@@ -67,7 +69,7 @@ class Halt:
         except Stopped:
             pass
         except BaseException as error:
-            self.stop(error)
+            self.stop(unmasked(error))
 
     def start(self, role: Callable[[], None], count: int = 1) -> None:
         """Give new threads something to do; `join` waits for them.

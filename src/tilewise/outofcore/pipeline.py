@@ -14,6 +14,7 @@ import numpy as np
 from .. import __version__
 from .._arrays import no_stream
 from .._plan import Plan
+from .._shield import unmasked
 from ..errors import CheckError, FileError, OptionError, ShapeError
 from ..numerics.verdict import Where
 from .account import Account, Progress, Report
@@ -158,9 +159,10 @@ def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> No
                 output.commit()
             finally:
                 output.close()
-        except BaseException as error:
+        except BaseException as raised:
+            error = unmasked(raised)
             if journal.is_lost:
-                raise  # what is there now is not of this run
+                raise error from error.__cause__  # what is there now is not of this run
             if target.part is not None and journal.done and None not in identities:
                 error.add_note(
                     f"{journal.count} of {_tile_count(plan)} stay in {target.part}; the same "
@@ -169,7 +171,7 @@ def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> No
             else:
                 target.discard()
                 journal.remove()
-            raise
+            raise error from error.__cause__
         journal.remove()
 
 

@@ -297,10 +297,14 @@ def test_a_thread_that_cannot_be_started_stops_those_that_were(monkeypatch: Any)
 
 @pytest.mark.parametrize("is_main", [False, True])
 def test_who_watches_is_told_in_the_calling_thread(is_main: bool) -> None:
-    job, told = big(), []
+    job, told = big(120, 90, 50), []
 
     def watched() -> None:
-        run(job, [(lines(job), whole(job))], watch=lambda: told.append(threading.current_thread()))
+        run(
+            job,
+            [(lines(job, 20_000), whole(job))],
+            watch=lambda: told.append(threading.current_thread()),
+        )
 
     caller = threading.main_thread() if is_main else threading.Thread(target=watched)
     if is_main:

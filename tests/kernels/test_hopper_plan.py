@@ -23,6 +23,7 @@ from tilewise.kernels.hopper_table import KERNELS, Kernel, Times
 from tilewise.kernels.steps import (
     Number,
     Pointer,
+    Room,
     Strides,
     Tensor,
     chains,
@@ -430,6 +431,7 @@ def test_rows_off_sectors_are_packed_where_there_are_no_pairs() -> None:
     assert (large.packs_a, large.packs_b) == (True, True)
     frugal = choose(p, workspace_bytes=1 << 20)
     assert (frugal.packs_a, frugal.packs_b) == (False, False)
+    assert frugal.workspace_bytes == Room.STEP  # in which blocks count
     assert frugal.expected_us > large.expected_us
 
 

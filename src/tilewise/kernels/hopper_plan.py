@@ -64,8 +64,8 @@ class Choice:
     ``is_transposed``: rows and columns change places first, and all that follows is of the
     transposed problem. The kernel computes ``rows`` and ``cols`` of C, each from where to where;
     what is beyond them is left to ``strips``. Chains are ``piece_k`` of K long, and ``parts`` of
-    them are left apart, to be added up by a launch of their own. ``group`` rows of tiles are walked
-    at a time, of so many, by so many ``programs``: blocks, or pairs of them, that wait for each
+    them are left apart, to be added up by a launch of their own. Of so many ``tiles``, ``group``
+    rows are walked at a time by so many ``programs``: blocks, or pairs of them, that wait for each
     other if the choice ``is_paced``. Microseconds and bytes are of all of it.
     """
 

@@ -19,7 +19,7 @@ __all__ = ["Pace"]
 
 # Of K. What blocks read in two of them should fit into the L2 cache.
 STRETCH = gl.constexpr(512)
-# Looks, each of which takes most of a microsecond.
+# Looks, each of which takes a microsecond or less, as we think.
 PATIENCE = gl.constexpr(256)
 
 

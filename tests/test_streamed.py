@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -356,16 +357,20 @@ def test_too_small_a_budget_is_refused_with_numbers(cuda: Any) -> None:
         tw.matmul(np.ones((900, 20)), np.ones((20, 900)), devices="cuda:0", memory="1MiB")
 
 
-@pytest.mark.parametrize("method", ["copy_in", "copy_out"])
+@pytest.mark.parametrize(
+    ("method", "number"), [("copy_in", 1), ("copy_out", 1), ("copy_out", 3), ("copy_out", 8)]
+)
 def test_a_fault_names_its_place_and_the_next_product_works(
-    cuda: Any, rng: Any, monkeypatch: Any, method: str
+    cuda: Any, rng: Any, monkeypatch: Any, method: str, number: int
 ) -> None:
     a, b = small_integers(rng, (300, 200), "float32"), small_integers(rng, (200, 300), "float32")
     real: Callable[..., None] = getattr(transfers.Gpu, method)
     calls = itertools.count()
 
     def dies(*given: Any) -> None:
-        if next(calls) == 1:
+        is_cut = next(calls) == number
+        time.sleep(0.05 if is_cut else 0.002)  # the other threads wait for what this one holds
+        if is_cut:
             raise DeviceError("the bus is cut")
         real(*given)
 

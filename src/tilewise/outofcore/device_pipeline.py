@@ -314,7 +314,7 @@ class _Run:
             for number, launch in enumerate(self._launches):
                 before = self._in_slot[launch.c_slot] if launch.is_first else None
                 needed = self._needs[number]
-                with self._halt.lock:
+                with self._halt:
                     while self._loads_done < needed or not (before is None or before.is_emptied):
                         self._halt.wait(self._may_launch)
                 with self._noted("computed", "c", launch.c):
@@ -347,7 +347,7 @@ class _Run:
         if launch.is_last:
             parts = deque(self._slices_from(launch))
             tile = _Tile(number, launch, parts, len(parts))
-        with self._halt.lock:
+        with self._halt:
             self._launches_done = number + 1
             if tile is not None:
                 self._tiles.append(tile)
@@ -365,9 +365,8 @@ class _Run:
         What need not be waited for comes first. A thread that is woken wakes another if there is
         more: each sleeps until it is needed.
         """
-        with self._halt.lock:
+        with self._halt:
             while True:
-                self._halt.check()
                 for may_wait in (False, True):
                     for way in ways:
                         if (task := way(may_wait)) is not None:
@@ -433,7 +432,7 @@ class _Run:
             for place, host in part.copies(address, pitch):
                 device.copy_in(place, part.pitch, host, pitch, part.width_bytes, part.lines)
             device.record(block.event, "in")
-        with self._halt.lock:
+        with self._halt:
             self._free_in.append(block)
             self._slices_left[number] -= 1
             if self._slices_left[number] > 0:
@@ -476,7 +475,7 @@ class _Run:
             self._device.finish(block.event)
             if _lines_at(self._out, part, self._out_is_direct) is None:
                 self._out.write(part.box, part.packed(block.memory, self._dtypes[-1]))
-        with self._halt.lock:
+        with self._halt:
             self._free_out.append(block)
             self._copy_out()
             tile.missing -= 1

@@ -15,6 +15,8 @@ class Halt:
     """The first error of a product, and the conditions by which its threads wait for each other.
 
     All share one lock, and each is for one kind of thread: who wakes takes the interpreter's lock.
+    ``with halt:`` holds the lock to change what the threads share. What is raised there stops all
+    before the next one holds it, so nobody sees what an error left half done.
     """
 
     def __init__(self) -> None:
@@ -27,6 +29,17 @@ class Halt:
         self._finished = 0  # tiles
         self._is_over = False
 
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        if self.error is not None:
+            self.lock.release()
+            raise Stopped
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, Stopped):
+            self._stop(error)
+        self.lock.release()
+
     def condition(self) -> threading.Condition:
         made = threading.Condition(self.lock)
         self._conditions.append(made)
@@ -34,9 +47,7 @@ class Halt:
 
     def stop(self, error: BaseException) -> None:
         with self.lock:
-            self.error = self.error or error
-            for condition in self._conditions:
-                condition.notify_all()
+            self._stop(error)
 
     def check(self) -> None:
         if self.error is not None:
@@ -92,6 +103,11 @@ class Halt:
                 self._may_end.wait()
             self._is_over = True
             self._news.notify()
+
+    def _stop(self, error: BaseException) -> None:
+        self.error = self.error or error
+        for condition in self._conditions:
+            condition.notify_all()
 
     def _do(self, role: Callable[[], None]) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -481,6 +482,23 @@ def test_a_journal_keeps_whole_lines_and_their_order(tmp_path: Path) -> None:
             journal.begin({"a": 1})
             journal.record(7)
         assert path.read_text().endswith("\ndone 7\n")
+
+
+def test_a_line_that_found_no_room_is_not_half_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.journal"
+    most, limits = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Journal(path, "x", "x.part") as journal:
+        journal.begin({"a": 1})
+        journal.record(1)
+        resource.setrlimit(most, (path.stat().st_size + 4, limits[1]))  # of the seven of "done 2"
+        try:
+            with pytest.raises(FileError, match=r"x\.journal cannot be written: File too large"):
+                journal.record(2)
+        finally:
+            resource.setrlimit(most, limits)
+        journal.record(3)  # as another thread does that had finished meanwhile
+    with Journal(path, "x", "x.part") as journal:
+        assert journal.done == {1, 3}
 
 
 class Killed:

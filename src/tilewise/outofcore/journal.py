@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -128,10 +129,15 @@ class Journal:
     def _append(self, line: str) -> None:
         if self._file is None:
             return
+        start, rest = self._file.tell(), f"{line}\n".encode()
         try:
-            self._file.write(f"{line}\n".encode())
+            while rest:  # the last room on a disk takes less, and only the next write says so
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
+            with suppress(OSError):  # what follows a part of a line would be lost with it
+                self._file.truncate(start)
+                self._file.seek(start)
             raise FileError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def _read(self) -> int:

@@ -110,10 +110,10 @@ def test_a_refusal_over_a_large_odd_batch_is_quick(dtype: str, k: int) -> None:
 
     result = "float32" if "float8" in dtype else dtype
     a, b, c = odd(37, k, dtype), odd(k, 37, dtype), odd(37, 37, result)
-    began = time.perf_counter()
+    began = time.process_time()
     with suppress(BudgetError):  # integers need no workspace
         planned(a, b, out=c, memory_bytes=5, gpu=gpu())
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_C9_a_slow_float64_is_named_with_the_alternative_and_its_bound() -> None:

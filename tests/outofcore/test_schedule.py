@@ -95,7 +95,7 @@ def test_a_schedule_does_all_the_work_within_its_budget(job: Job, times: float) 
 def test_a_plan_for_a_million_matrices_is_quick(batch: tuple[int, ...]) -> None:
     own = tuple(1 if axis == len(batch) - 1 else size for axis, size in enumerate(batch))
     many = job(5, 6, 7, batch=batch, b_batch=own)
-    began = time.perf_counter()
+    began = time.process_time()
     for budget in (100, least_budget(many), 100_000, 10_000_000):
         schedule = choose_schedule(many, budget)
         assert (schedule is None) == (budget == 100)
@@ -103,7 +103,7 @@ def test_a_plan_for_a_million_matrices_is_quick(batch: tuple[int, ...]) -> None:
             continue
         assert schedule.tile_count >= 1
         assert schedule.read_bytes >= 4 * 5 * 7 * 1_000_000
-    assert time.perf_counter() - began < 3  # it was minutes
+    assert time.process_time() - began < 3  # it was minutes
 
 
 def follow(schedule: Schedule) -> None:

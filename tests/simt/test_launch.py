@@ -282,10 +282,10 @@ def test_endless_loops_are_stopped_and_said_so():
             out[0] += k * 0
 
     for kernel, extra in ((spins, ()), (counts, (10**12,)), (counts, (2**63 - 1,))):
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(KernelError, match=r"still going after 2000 iterations .* max_steps"):
             simt.launch(kernel, 1, 1, np.zeros(2), *extra, max_steps=2000)
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
     with pytest.raises(OptionError, match="max_steps"):
         simt.launch(spins, 1, 1, np.zeros(2), max_steps=0)
 

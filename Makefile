@@ -11,7 +11,7 @@ demo: .venv/.demo  ## multiply real data, check it, run the guide's kernel
 	$(BIN)/tilewise demo
 
 test: kernels  ## the CPU suite
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test-slow: kernels  ## the cases above 2 GB or 10 s
 	$(BIN)/pytest -q -m 'slow and not gpu and not multigpu' --timeout 1800

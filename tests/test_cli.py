@@ -376,8 +376,6 @@ def test_an_interrupt_keeps_what_is_finished(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A suite that runs in the background inherits a SIGINT that is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     journal = Path("C.npy.journal")
     while not (journal.exists() and b"done" in journal.read_bytes()):

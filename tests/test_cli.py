@@ -169,6 +169,22 @@ def test_help_is_there_and_quick(folder: Path) -> None:
     assert "tilewise mul A.npy B.npy -o C.npy" in run("mul", "--help").stdout
 
 
+def test_help_is_wrapped_at_the_width_of_the_terminal_alone(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    for verb, said in (
+        ("mul", "or not at all; a run that was stopped goes on when the same command is given"),
+        (
+            "plan",
+            "nothing is multiplied. A shape stands for a file of float32, or of the type that",
+        ),
+        ("explain", "or a claim asked for is refuted; 2: could not."),
+    ):
+        assert main([verb, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert said in out
+        assert len([line for line in out.splitlines() if line.startswith(f" tilewise {verb} ")]) > 2
+
+
 def truncated(folder: Path) -> None:
     os.truncate("A.npy", 200)
 
@@ -256,7 +272,7 @@ def a_folder_as_known_part(folder: Path) -> None:
         (nothing, ["--devices", "foo"], r"device 'foo' is not 'cpu', 'cuda:0', 'cuda:1' and .*"),
         (nothing, ["--precision", "half"], r"precision='half' is not one of .*"),
         (nothing, ["--verify=perhaps"], r"Option '--verify' does not take a value\. .*"),
-        (nothing, ["--fast"], r"No such option: --fast \(tilewise --help\)"),
+        (nothing, ["--fast"], r"No such option: --fast \(tilewise mul --help\)"),
         (nothing, ["-o", "A.npy"], r"out \(A\.npy\) is the same file as a \(A\.npy\); inputs .*"),
         (nothing, ["-o", "none/C.npy"], r"out \(none/C\.npy\) cannot be created: .* directory"),
         (nothing, ["-o", "."], r"out \(\.\) is a directory; name a file in it, such as C\.npy"),

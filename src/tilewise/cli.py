@@ -7,6 +7,7 @@ interrupted, 141 what was printed was not read to its end.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,10 +112,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Typer's usage errors; their class is Click's or Typer's own, by version.
         if not hasattr(error, "format_message"):
             raise
-        return _fail(f"{error.format_message()} (tilewise --help)")
+        verb = getattr(getattr(error, "ctx", None), "command_path", "tilewise")
+        return _fail(f"{error.format_message()} ({verb} --help)")
     if code == 130:
         return _fail("interrupted", 130)
     return code or 0
+
+
+def _verb(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Make a function a verb, with its docstring for help, wrapped to the terminal's width."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    flowing = (p if p.startswith("\b") else p.replace("\n", " ") for p in paragraphs)
+    name = function.__name__.removesuffix("_command")
+    return app.command(name, help="\n\n".join(flowing))(function)
 
 
 class _Interrupted(Exception):
@@ -139,7 +149,7 @@ def _options(
     """Multiply matrices: right for every legal input, larger than memory, and explained."""
 
 
-@app.command()
+@_verb
 def mul(
     a: _Left,
     b: _Right,
@@ -224,7 +234,7 @@ def mul(
             print(f"NumPy reads it as raw bytes: np.load({out!r}).view(ml_dtypes.{plan.dtype})")
 
 
-@app.command()
+@_verb
 def plan(
     a: Annotated[str, typer.Argument(metavar="A", help="A file, or a shape: 4096x4096.")],
     b: Annotated[str, typer.Argument(metavar="B", help="A file, or a shape: 4096x4096.")],
@@ -232,6 +242,9 @@ def plan(
     dtype: _DType = None,
     precision: _Precision = None,
     devices: _Devices = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Count the memory that mul --verify takes.")
+    ] = False,
     as_json: _Json = False,
 ) -> None:
     """Say what mul would do, and why.
@@ -255,6 +268,7 @@ def plan(
             dtype=dtype,
             precision=precision,
             devices=_split(devices),
+            verify=verify,
         )
         expected = estimate(made, operands)
     if as_json:
@@ -265,7 +279,7 @@ def plan(
         print(in_words(expected))
 
 
-@app.command()
+@_verb
 def check(
     a: _Left,
     b: _Right,
@@ -302,10 +316,10 @@ def check(
     return 0 if found else 1
 
 
-app.command("explain")(explain_command)
+_verb(explain_command)
 
 
-@app.command()
+@_verb
 def info(as_json: _Json = False) -> None:
     """Print what a bug report needs.
 
@@ -325,7 +339,7 @@ def info(as_json: _Json = False) -> None:
             name = ""
 
 
-@app.command()
+@_verb
 def demo() -> int:
     """Multiply real data, prove it, run the guide's kernel: one minute."""
     from ._demo import main as show

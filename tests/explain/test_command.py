@@ -349,7 +349,7 @@ def chained(x):
         (["guide", "--size", "64x64"], "must be hAxwAxwB"),
         (["guide", "--size", "large"], "--size 'large' must be one to three numbers"),
         (["guide", "--size", "64", "--args", "1"], "--size and --args both say"),
-        (["guide", "--size", "0"], "must be within 1 to"),
+        (["guide", "--size", "0"], "a matrix has a row and a column at least"),
         (["guide", "--target", "sm_99"], "target 'sm_99' is not known; known are sm_10"),
         (["guide", "--claims", "conflict_free('Zs')"], "no array 'Zs'; its arrays are A, B, C"),
         (["guide", "--claims", "shiny()"], "there is no claim 'shiny'; there are barrier_needed"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
+import re
 import subprocess
 import sys
 from typing import Any
@@ -221,6 +223,28 @@ def test_a_thread_that_is_not_there_is_refused() -> None:
         report.thread(block=(0, 0), thread=(0, 16))
 
 
+def test_a_report_can_be_pickled_all_but_what_runs_the_kernel() -> None:
+    report = _muld()
+    again = pickle.loads(pickle.dumps(report))
+    assert again == report
+    assert again.to_json() == report.to_json()
+    with pytest.raises(OptionError, match="pickled or copied cannot trace a thread any more"):
+        again.thread(block=(0, 0), thread=(0, 0))
+
+
+def test_a_block_that_cannot_be_launched_is_an_error() -> None:
+    for options, said in (
+        ({"registers": 65}, r"1024 threads of 65 registers .* sm_90, .* has 65536"),
+        ({"target": "sm_13"}, r"1024 threads cannot be launched on sm_13: 1 to 512 can"),
+    ):
+        report = explain(fine, 1, 1024, floats(1024), floats(1024), **options)  # type: ignore[arg-type]
+        (finding,) = report.findings
+        assert (finding.kind, report.exit_code) == ("cannot be launched", 1)
+        assert re.search(said, finding.message)
+        assert "no multiprocessor can hold a block" in str(report)
+    assert explain(fine, 1, 1024, floats(1024), floats(1024), registers=64).exit_code == 0
+
+
 # Bad input: one clear line each.
 
 
@@ -251,6 +275,8 @@ BAD = [
     ((fine, 1, 0, floats(32), floats(32)), {}, OptionError, "block=0"),
     ((fine, 1, 2048, floats(32), floats(32)), {}, OptionError, "block=2048"),
     ((fine, 1, 32, floats(32), floats(32)), {"target": "sm_91"}, OptionError, "sm_91"),
+    ((fine, 1, 32, floats(32), floats(32)), {"registers": 256}, OptionError, "has 1 to 255"),
+    ((fine, 1, 32, floats(32), floats(32)), {"registers": 0}, OptionError, "has 1 to 255"),
     ((endless, 1, 1, np.ones(4, float32), floats(4)), {"max_steps": 500}, KernelError,
      "taken to be endless; pass a larger max_steps to explain"),
 ]  # fmt: skip

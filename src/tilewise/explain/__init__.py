@@ -44,7 +44,8 @@ def explain(
         What is to be proven, from :mod:`tilewise.explain.claims`; by default that nothing races,
         nothing is out of range and nothing is read before it is written.
     registers : int, optional
-        Registers a thread, as the compiled kernel has them, for the occupancy.
+        Registers a thread, as the compiled kernel has them, for the occupancy; a block that takes
+        more than a multiprocessor has is an error that the report tells.
     max_steps : int
         Loop iterations of a group of blocks before a kernel is taken to be endless.
 

@@ -34,9 +34,9 @@ __all__ = ["build", "figures"]
 def build(evidence: Evidence, verdicts: Sequence[Verdict]) -> Report:
     """Put together the report of a launch."""
     trial, recorder = evidence.trial, evidence.recorder
-    found = findings(evidence)
     limits, why_no_roof = roofs(evidence)
-    resident, no_occupancy = _occupancy(evidence)
+    resident, too_large = _occupancy(evidence)
+    found = findings(evidence, too_large)
     first = evidence.partition.classes[0].representative
     return Report(
         kernel=evidence.program.name,
@@ -66,7 +66,7 @@ def build(evidence: Evidence, verdicts: Sequence[Verdict]) -> Report:
         all_data=evidence.holds_for_all_data,
         data_dependence=evidence.data_dependence,
         limits=_limits(evidence),
-        not_checked=tuple(filter(None, (why_no_roof, no_occupancy))),
+        not_checked=tuple(filter(None, (why_no_roof,))),
         notes=evidence.launch.notes,
         tell=lambda block, thread: thread_story(trial, block, thread),
     )
@@ -259,7 +259,13 @@ def _occupancy(evidence: Evidence) -> tuple[Occupancy | None, str]:
             target=evidence.target.name,
         )
     except OptionError as error:
-        return None, f"occupancy: {error}"
+        return None, str(error)
+    too_large = ""
+    if not got.blocks:  # what else a block has too much of was refused
+        too_large = (
+            f"a block of {got.threads} threads of {got.registers} registers cannot be launched on "
+            f"{got.target}, where a multiprocessor has {evidence.target.registers}"
+        )
     unknown = "" if evidence.registers else ", registers unknown and taken to limit nothing"
     return (
         Occupancy(
@@ -272,10 +278,11 @@ def _occupancy(evidence: Evidence) -> tuple[Occupancy | None, str]:
             fraction=got.fraction,
             limits={str(name): blocks for name, blocks in got.limits.items()},
             limited_by=got.limited_by,
-            sentence=f"{got.blocks} blocks, {got.warps} of {got.max_warps} warps "
-            f"({100 * got.fraction:.0f} %), limited by {' and '.join(got.limited_by)}{unknown}",
+            sentence=f"{got.blocks} block{'s' * (got.blocks != 1)}, {got.warps} of "
+            f"{got.max_warps} warps ({100 * got.fraction:.0f} %), limited by "
+            f"{' and '.join(got.limited_by)}{unknown}",
         ),
-        "",
+        too_large,
     )
 
 

@@ -45,7 +45,7 @@ def explain_command(
     kernels: Annotated[
         list[str],
         typer.Argument(
-            metavar="KERNEL...",
+            metavar="KERNEL",
             help="guide, guide:naive, module:function or file.py:function.",
             show_default=False,
         ),
@@ -106,7 +106,7 @@ def explain_command(
     \b
     tilewise explain guide
     tilewise explain guide:naive --size 256 --html naive.html
-    tilewise explain kernels.py:scale --grid 4 --block 128 --args "float32[512] 2.0 512"
+    tilewise explain file.py:scale --grid 4 --block 64 --args "float32[256] 2 256"
     tilewise explain guide:naive guide --compare --html both.html
     tilewise explain guide --size 1024 --ncu report.csv
     """
@@ -231,6 +231,8 @@ def _sized(
         sizes = sizes * 3
     if len(sizes) != 3:
         raise OptionError(f"--size {size} must be hAxwAxwB, as 64x32x128, or one number for all")
+    if 0 in sizes:
+        raise OptionError(f"--size {size}: a matrix has a row and a column at least")
     height_a, width_a, width_b = sizes
     across, down = (*(_extent("--block", block) if block else (16, 16)), 1)[:2]
     arguments = [

@@ -14,9 +14,19 @@ __all__ = ["describe_hazard", "findings", "place"]
 _VERBS = {"load": "reads", "store": "writes", "atomic": "updates", "barrier": "waits at"}
 
 
-def findings(evidence: Evidence) -> tuple[Finding, ...]:
-    """Everything wrong that was seen, worst first."""
+def findings(evidence: Evidence, too_large: str = "") -> tuple[Finding, ...]:
+    """Everything wrong that was seen, worst first; ``too_large`` says why no block can be held."""
     found = [describe_hazard(hazard, evidence) for hazard in evidence.hazards]
+    if too_large:
+        found.append(
+            Finding(
+                kind="cannot be launched",
+                severity="error",
+                message=too_large,
+                advice="give a block less: threads, registers a thread, or shared memory",
+                scope="all data",
+            )
+        )
     racing = {hazard.array.name for hazard in evidence.hazards if hazard.array and hazard.second}
     for coverage in evidence.coverage:
         found += _coverage(coverage, evidence, racing)

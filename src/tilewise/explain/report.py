@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
+
+from ..errors import OptionError
 
 __all__ = [
     "SCHEMA",
@@ -426,16 +428,19 @@ class Report:
             (x, y, z); what is left out is 0.
         """
         if self.tell is None:
-            raise ValueError("a report that was read back cannot trace a thread any more")
+            raise OptionError(
+                "a report that was pickled or copied cannot trace a thread any more; ask the one "
+                "that explain returned"
+            )
         return self.tell(_three(block), _three(thread))
+
+    def __getstate__(self) -> list[Any]:
+        # All but what runs the kernel again, which may be a function of anywhere.
+        return [None if f.name == "tell" else getattr(self, f.name) for f in fields(self)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain lists, dicts, strings and numbers, with its schema."""
-        values = {
-            f.name: _plain(getattr(self, f.name))
-            for f in dataclasses.fields(self)
-            if f.name != "tell"
-        }
+        values = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "tell"}
         return {"schema": SCHEMA, "exit_code": self.exit_code, **values}
 
     def to_html(self) -> str:
@@ -467,7 +472,7 @@ def _three(dim: tuple[int, ...]) -> Dim:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -59,6 +59,7 @@ _CLAUSES = {
     "uninitialised read": "threads read elements of {} that nobody wrote",
     "exit before barrier": "threads return before a barrier",
     "barrier divergence": "not all threads meet at a barrier",
+    "cannot be launched": "no multiprocessor can hold a block",
     "unassigned variable": "threads read {} before anything is assigned to it",
 }
 

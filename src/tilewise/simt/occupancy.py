@@ -32,6 +32,7 @@ class Target:
     carveouts: tuple[int, ...]
     max_threads_per_block: int = 1024
     registers: int = 65536
+    max_registers_per_thread: int = 255
     register_unit: int = 256
     warp_unit: int = 4
     shared_unit: int = 128
@@ -61,6 +62,7 @@ def _guide(name: str, max_warps: int, registers: int, register_unit: int) -> Tar
         carveouts=(16,),
         max_threads_per_block=512,
         registers=registers,
+        max_registers_per_thread=128,
         register_unit=register_unit,
         warp_unit=2,
         shared_unit=512,

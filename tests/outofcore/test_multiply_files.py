@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import subprocess
+import sys
 import threading
 import tracemalloc
 from pathlib import Path
@@ -404,6 +406,22 @@ def test_a_wrong_result_is_not_written(folder: Folder, monkeypatch: pytest.Monke
     with pytest.raises(CheckError, match="found a wrong result, which was not written: WRONG at"):
         folder.multiply(a, b, memory="300KiB", verify=True)
     assert "c.npy" not in folder.names()
+
+
+def test_a_thread_multiplies_files_after_the_main_thread_has_ended(folder: Folder) -> None:
+    a = np.arange(360_000.0).reshape(600, 600) % 7
+    one, out = folder.save("a.npy", a), str(folder.path / "c.npy")
+    program = f"""
+import threading
+from tilewise import multiply_files
+options = {{"memory": "1MiB", "verify": True}}
+threading.Thread(target=multiply_files, args=({one!r}, {one!r}, {out!r}), kwargs=options).start()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert np.array_equal(np.load(out), a @ a)
 
 
 @pytest.mark.parametrize("event", ["raise", "cut", "touch", "replace", "remove", "interrupt"])

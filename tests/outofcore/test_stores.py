@@ -28,7 +28,7 @@ from tilewise.cli import main
 from tilewise.errors import BudgetError, DTypeError, FileError, OptionError, ShapeError
 from tilewise.outofcore.files import open_matrix
 from tilewise.outofcore.pipeline import Progress, multiply_files
-from tilewise.outofcore.stores import StoreMatrix, parts
+from tilewise.outofcore.stores import Readable, StoreMatrix, Writable, parts
 
 
 @pytest.fixture
@@ -422,7 +422,7 @@ def test_names_that_lead_nowhere_are_refused(folder: Path) -> None:
         (x, "n" * 300 + ".npy", r"out \(n*.npy\) cannot be opened: File name too long"),
         (x, "n" * 245 + ".npy", r"out \(.*n*.npy\) cannot be created: File name too long"),
         (x, "c.npy:/c", r"out \(c.npy:/c\): a .npy file holds one array and no /c; leave"),
-        ("", "c.npy", "a .* is a directory"),
+        ("", "c.npy", "a is given no name"),
         (b"x.npy", "c.npy", "a is bytes, neither a path nor a store"),
         (x, None, "out is NoneType, neither a path nor a store"),
     ):
@@ -919,6 +919,48 @@ def test_nothing_is_written_within_an_operand(folder: Path, out: str) -> None:
     zarr.create_array("a.zarr", data=a, chunks=(4, 4))
     before = sorted(folder.rglob("*"))
     for operand in ("a.zarr", zarr.open_array("a.zarr", mode="r")):
-        with pytest.raises(FileError, match=r"out .* is within a \("):
+        with pytest.raises(
+            FileError, match=r"out .* (is within a \(|cannot be created: .*a\.zarr)"
+        ):
             multiply_files(operand, a, out)
     assert sorted(folder.rglob("*")) == before
+
+
+def test_an_array_in_a_group_has_the_format_of_the_group(folder: Path) -> None:
+    x = np.arange(16.0).reshape(4, 4)
+    for number in (2, 3):
+        group = zarr.create_group(f"g{number}.zarr", zarr_format=number)
+        group.create_array("x", data=x)
+        other = save(f"zarr{5 - number}", f"other{number}", x)
+        multiply_files(other, other, f"g{number}.zarr:/c")
+        found = zarr.open_group(f"g{number}.zarr", mode="r")["c"]
+        assert np.array_equal(np.asarray(found[...]), x @ x)  # type: ignore[index]
+
+
+def test_an_array_is_written_to_no_folder_that_would_not_know_it(folder: Path) -> None:
+    x = np.eye(4)
+    zarr.create_array("x.zarr", data=x)
+    Path("plain.zarr").mkdir()
+    for out, words in (
+        ("x.zarr:/c", r"x\.zarr is not a Zarr group; make it one"),
+        ("x.zarr/c.zarr", r"x\.zarr is a Zarr array itself"),
+        ("plain.zarr:/c", r"plain\.zarr is not a Zarr group"),
+        ("none.zarr:/c", r"none\.zarr is not a Zarr group"),
+    ):
+        with pytest.raises(FileError, match=rf"out \({out}\) cannot be created: .*{words}"):
+            multiply_files(x, x, out)
+
+
+def test_an_operand_is_not_asked_to_be_written_to() -> None:
+    assert not hasattr(Readable, "__setitem__")  # it is what type checkers ask of an operand
+    assert not hasattr(Writable, "__getitem__")
+
+
+def test_what_a_stopped_run_left_in_a_group_does_not_hide_its_only_array(folder: Path) -> None:
+    group = zarr.create_group("g.zarr")
+    group.create_array("x", data=np.eye(4))
+    group.create_array("c.part", data=np.zeros((4, 4)))
+    with open_matrix("g.zarr", "a") as found:
+        assert np.array_equal(
+            found.read((slice(0, 4), slice(0, 4)), np.empty(128, "u1")), np.eye(4)
+        )

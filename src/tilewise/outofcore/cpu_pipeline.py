@@ -10,11 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,7 @@ from .schedule import Schedule, Step, Tiles, everything, sizes
 __all__ = ["execute"]
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 
 def execute(
@@ -61,8 +64,8 @@ def execute(
     a = a.as_panels((*job.a.batch, job.m, job.k), most)
     b = b.as_panels((*job.b.batch, job.k, job.n), most)
     with (
-        _thread("tilewise-read") as reading,
-        _thread("tilewise-write") as writing,
+        _working("tilewise-read") as reading,
+        _working("tilewise-write") as writing,
         np.errstate(all="ignore"),  # Inf and NaN are results here, not news
     ):
         inbox = _Inbox(schedule, a, b, journal, account, reading)
@@ -146,7 +149,7 @@ class _Inbox:
         b: Matrix,
         journal: Journal,
         account: Account,
-        reading: ThreadPoolExecutor,
+        reading: _Worker,
     ) -> None:
         depth = schedule.at_once * schedule.tile_k
         self._account = account
@@ -200,7 +203,7 @@ class _Outbox:
         output: Output,
         journal: Journal,
         account: Account,
-        writing: ThreadPoolExecutor,
+        writing: _Worker,
     ) -> None:
         size = schedule.at_once * schedule.inner.tile_m * schedule.inner.tile_n
         self._account = account
@@ -241,18 +244,57 @@ class _Outbox:
                 self._journal.record(step.tile)
 
 
+class _Worker:
+    """A thread that does what it is given, in order.
+
+    Python's own pools take nothing more once the main thread has come to its end, though it waits
+    for threads that are at work, and one of them may be in a product of files.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        done: Future[T] = Future()
+        self._given.put(partial(_carry_out, done, function, arguments))
+        return done
+
+    def stop(self) -> None:
+        """Return when all that was given is done."""
+        self._given.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._given.get()) is not None:
+            work()
+            del work  # or an error would hold it, and what it was given
+
+
+def _carry_out(done: Future[T], function: Callable[..., T], arguments: tuple[Any, ...]) -> None:
+    try:
+        done.set_result(function(*arguments))
+    except BaseException as error:
+        done.set_exception(error)
+        del done  # or its error would hold it
+
+
 @contextmanager
-def _thread(name: str) -> Iterator[ThreadPoolExecutor]:
+def _working(name: str) -> Iterator[_Worker]:
     """Start a thread that is waited for however often Ctrl-C is pressed: it has files in its hands.
 
     It is there before anything is asked of it, or who is interrupted would not know of it.
     """
-    pool = ThreadPoolExecutor(1, name)
+    worker = _Worker(name)
     try:
-        shielded(lambda: pool.submit(int).result())
-        yield pool
+        shielded(worker.start)
+        yield worker
     finally:
-        shielded(pool.shutdown)
+        shielded(worker.stop)
 
 
 @contextmanager

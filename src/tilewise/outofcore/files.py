@@ -27,12 +27,22 @@ from ..numerics import dtypes
 from . import hdf5, npy, zarrs
 from .flat import Box, FlatFile, FlatOutput, mapped_file, sync_path
 from .journal import Journal
-from .stores import Layout, Store, StoreMatrix, StoreOutput, dtype_of, place_of
+from .stores import Layout, Readable, StoreMatrix, StoreOutput, Writable, dtype_of, place_of
 
-__all__ = ["FileOperand", "FilePath", "Layout", "Matrix", "Output", "Target", "open_matrix"]
+__all__ = [
+    "FileOperand",
+    "FilePath",
+    "FileResult",
+    "Layout",
+    "Matrix",
+    "Output",
+    "Target",
+    "open_matrix",
+]
 
 FilePath = str | os.PathLike[str]
-FileOperand = FilePath | Store
+FileOperand = FilePath | Readable
+FileResult = FilePath | Writable
 Matrix = FlatFile | StoreMatrix
 
 _PLACE = re.compile(
@@ -153,7 +163,7 @@ class Target:
     store: Any = None
 
     @classmethod
-    def of(cls, out: FileOperand, verify: bool = False) -> Target:
+    def of(cls, out: FileResult, verify: bool = False) -> Target:
         """Return where ``out`` leads; FileError if it cannot be written, or read to ``verify``."""
         if not isinstance(out, (str, os.PathLike)):
             if hasattr(out, "__setitem__") and hasattr(out, "shape") and hasattr(out, "dtype"):
@@ -196,8 +206,15 @@ class Target:
             )
         if kind == "zarr" and inner is not None:
             given, final, inner = given / inner.strip("/"), final / inner.strip("/"), None
+            if zarrs.format_of_group(final.parent) is None:
+                raise FileError(
+                    f"{name} cannot be created: {given.parent} is not a Zarr group; make it one "
+                    "with zarr.create_group, or name the array that is to be written alone"
+                )
         if not final.parent.is_dir():
             raise FileError(f"{name} cannot be created: {final.parent} is not a directory")
+        if kind == "zarr" and zarrs.is_array(final.parent):
+            raise FileError(f"{name} cannot be created: {final.parent} is a Zarr array itself")
         target = cls(name, kind, final, inner or "/c")
         try:
             os.stat(final.with_name(f"{final.name}.journal"))  # the longest of its names
@@ -336,6 +353,8 @@ class Target:
 
 def _parsed(text: str, name: str) -> tuple[Path, str | None, np.dtype[Any] | None, bool]:
     """Return the path in what a caller wrote, the array within, what raw elements are, and :T."""
+    if not text:
+        raise FileError(f"{name} is given no name; give a file's")
     match = _PLACE.fullmatch(text)
     try:
         if match is None or Path(text).exists() or "\0" in text:

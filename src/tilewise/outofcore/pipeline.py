@@ -18,7 +18,7 @@ from .._shield import unmasked
 from ..errors import CheckError, FileError, OptionError, ShapeError
 from ..numerics.verdict import Where
 from .account import Account, Progress, Report
-from .files import FileOperand, Matrix, Output, Target, open_matrix
+from .files import FileOperand, FileResult, Matrix, Output, Target, open_matrix
 from .journal import Journal
 from .planning import how_of, layout_of, plan_onto
 from .schedule import Tiling
@@ -29,7 +29,7 @@ __all__ = ["Progress", "Report", "multiply_files", "run_plan"]
 def multiply_files(
     a: FileOperand,
     b: FileOperand,
-    out: FileOperand,
+    out: FileResult,
     /,
     *,
     dtype: Any = None,
@@ -107,8 +107,8 @@ def multiply_files(
 
 
 def run_plan(
-    plan: Plan, a: FileOperand, b: FileOperand, out: FileOperand, stream: Any, report: Report | None
-) -> FileOperand:
+    plan: Plan, a: FileOperand, b: FileOperand, out: FileResult, stream: Any, report: Report | None
+) -> FileResult:
     """Run a plan for files on operands, after checking that they are those it was made for."""
     if stream is not None:
         raise no_stream(stream)

@@ -18,7 +18,7 @@ from .._request import IN_HOST_MEMORY, request
 from ..errors import BudgetError, DeviceError, DTypeError
 from .choice import choose_schedule, least_budget
 from .cuts import divisor, even
-from .files import FileOperand, Matrix, Target, open_matrix
+from .files import FileOperand, FileResult, Matrix, Target, open_matrix
 from .flat import FlatFile
 from .journal import recorded
 from .schedule import Job, Schedule, Side, Tiling, whole_schedule
@@ -260,7 +260,7 @@ def _chunk(size: int, part: int, most: int) -> int:
 
 
 def plan_onto(
-    out: FileOperand,
+    out: FileResult,
     a: Matrix,
     b: Matrix,
     *,
@@ -303,7 +303,7 @@ def plan_onto(
 
 
 def plan_paths(
-    a: FileOperand, b: FileOperand, out: FileOperand | None, *, verify: bool, **options: Any
+    a: FileOperand, b: FileOperand, out: FileResult | None, *, verify: bool, **options: Any
 ) -> Plan:
     """Return the plan for operands that are not open yet: paths or stores."""
     with open_matrix(a, "a") as left, open_matrix(b, "b") as right:

@@ -30,9 +30,10 @@ __all__ = [
     "COPIES",
     "LARGEST_PART",
     "Layout",
-    "Store",
+    "Readable",
     "StoreMatrix",
     "StoreOutput",
+    "Writable",
     "dtype_of",
     "parts",
     "place_of",
@@ -45,20 +46,26 @@ LARGEST_PART = 16 << 20
 COPIES = 3
 
 
-class Store(Protocol):
-    """Anything with a shape and a dtype that is read, and perhaps written, by slicing."""
-
+class _Shaped(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     @property
     def dtype(self) -> Any: ...
 
+
+class Readable(_Shaped, Protocol):
+    """Anything with a shape and a dtype that is read by slicing."""
+
     def __getitem__(self, box: Any, /) -> Any:
         """Return the values of a box, a slice with start and stop for each axis."""
 
+
+class Writable(_Shaped, Protocol):
+    """Anything with a shape and a dtype that is written by slicing; to verify, it is read too."""
+
     def __setitem__(self, box: Any, values: Any, /) -> None:
-        """Write the values of a box; only an output needs it."""
+        """Write the values of a box."""
 
 
 @dataclass(frozen=True, slots=True)

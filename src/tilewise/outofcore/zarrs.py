@@ -30,7 +30,14 @@ from .flat import Box, check_room, no_room, stamp, sync_path
 from .npy import element_type
 from .stores import Layout, StoreMatrix, StoreOutput
 
-__all__ = ["ZarrOutput", "create_zarr", "is_array", "is_zarr", "open_zarr"]
+__all__ = [
+    "ZarrOutput",
+    "create_zarr",
+    "format_of_group",
+    "is_array",
+    "is_zarr",
+    "open_zarr",
+]
 
 
 def is_zarr(path: Path) -> bool:
@@ -91,7 +98,8 @@ def create_zarr(part: Path, final: Path, layout: Layout) -> None:
             dtype=layout.stored_dtype,
             chunks=tuple(max(size, 1) for size in layout.chunks) if layout.shape else "auto",
             compressors=None,
-            zarr_format=layout.zarr_format,
+            # A group holds arrays of its own format alone.
+            zarr_format=format_of_group(final.parent) or layout.zarr_format,
         )
         shielded(create)  # zarr's own threads would go on where an interrupt had cleared up
     except OSError as error:
@@ -193,13 +201,23 @@ class ZarrOutput(StoreOutput):
 
 def is_array(folder: Path) -> bool:
     """Whether a folder is a Zarr array, and no group of them."""
-    if (folder / ".zarray").exists():
-        return True
+    return (folder / ".zarray").exists() or _node_type(folder) == "array"
+
+
+def format_of_group(folder: Path) -> int | None:
+    """Return the format of the Zarr group that a folder is, or None if it is none."""
+    if _node_type(folder) == "group":
+        return 3
+    return 2 if (folder / ".zgroup").exists() else None
+
+
+def _node_type(folder: Path) -> object:
+    """Return what a folder says it is, in format 3."""
     try:
         meta = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(meta, dict) and meta.get("node_type") == "array"
+        return None
+    return meta.get("node_type") if isinstance(meta, dict) else None
 
 
 def _zarr(name: str) -> ModuleType:
@@ -218,8 +236,9 @@ def _zarr(name: str) -> ModuleType:
 
 def _array_in(zarr: ModuleType, group: Any, inner: str | None, name: str) -> Any:
     found = [path for path, x in group.members(None) if isinstance(x, zarr.Array)]
-    if inner is None and len(found) == 1:
-        return group[found[0]]
+    whole = [path for path in found if not path.endswith(".part")]  # of a run that was stopped
+    if inner is None and len(whole) == 1:
+        return group[whole[0]]
     if inner is not None and inner.strip("/") in found:
         return group[inner.strip("/")]
     there = ", ".join(f"/{path}" for path in sorted(found)[:10]) or "none"

@@ -127,7 +127,7 @@ def check_has_all_elements(x: Any, name: str) -> None:
     if isinstance(x, np.ma.MaskedArray):
         raise DTypeError(
             f"{name} is a masked array; its mask has no meaning in a product. "
-            f"Pass {name}.filled(0) or np.asarray({name})"
+            f"Pass {name}.data, or of an operand {name}.filled(0)"
         )
     if not isinstance(x, np.ndarray) and (hasattr(x, "nnz") or library_name(x) == "sparse"):
         raise DTypeError(f"{name} is sparse ({type(x).__name__}); pass {name}.toarray()")

@@ -245,7 +245,7 @@ def make_plan(
     a_dtype, b_dtype = dtypes.canonical(a.dtype, "a"), dtypes.canonical(b.dtype, "b")
     batch, m, n, k, shape = result_shape(a, b)
     promoted = dtypes.product_dtype(a_dtype, b_dtype)
-    result = promoted if asked.dtype is None else dtypes.canonical(asked.dtype, "dtype=")
+    result = promoted if asked.dtype is None else dtypes.of_result(asked.dtype)
     _check_cast(promoted, result, a_dtype, b_dtype)
     _check_precision(asked.precision, promoted)
     compute = dtypes.accumulator(result, a_dtype, b_dtype)

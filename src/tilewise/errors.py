@@ -6,6 +6,7 @@ Every child is also the built-in exception that a NumPy user would expect in its
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 __all__ = [
@@ -24,6 +25,9 @@ __all__ = [
 
 class TilewiseError(Exception):
     """Base class of every error raised on purpose by tilewise."""
+
+    def __str__(self) -> str:
+        return re.sub(r"\s*\n\s*", " ", super().__str__())  # one line, whatever it quotes
 
 
 class ShapeError(TilewiseError, ValueError):
@@ -52,6 +56,8 @@ class FileError(TilewiseError, OSError):
 
 class CheckError(TilewiseError, ArithmeticError):
     """``verify=True`` found that a result is not the product of its operands."""
+
+    __str__ = ArithmeticError.__str__  # a verdict has several lines
 
 
 class KernelError(TilewiseError, RuntimeError):

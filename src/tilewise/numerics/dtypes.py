@@ -22,6 +22,7 @@ __all__ = [
     "is_extension",
     "is_float8",
     "is_narrow",
+    "of_result",
     "product_dtype",
 ]
 
@@ -72,6 +73,17 @@ def canonical(dtype: DType, operand: str) -> DType:
     if dtype.kind in "biufc":
         return dtype.newbyteorder("=")
     raise DTypeError(f"{operand} has dtype {dtype}, which cannot be multiplied: {_way_out(dtype)}")
+
+
+def of_result(dtype: DType) -> DType:
+    """Return ``dtype`` in native byte order, or raise if no product is of it."""
+    try:
+        return canonical(dtype, "dtype=")
+    except DTypeError:
+        raise DTypeError(
+            f"dtype={str(dtype)!r} is no type of numbers that a product can have; choose one that "
+            "is, such as 'float64' or 'int32'"
+        ) from None
 
 
 def product_dtype(a: DType, b: DType) -> DType:

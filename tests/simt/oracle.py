@@ -61,9 +61,10 @@ def convert(code, value):
             round_to(Fraction(int(value)), _DTYPES[code].type) if value else _DTYPES[code].type(0)
         )
     if isinstance(value, np.floating):
-        if math.isnan(value):
-            return 0
-        via = code if code[1] in "48" else f"{code[0]}4"
+        via = code if code[1] != "1" else f"{code[0]}2"
+        if math.isnan(value):  # PTX ISA, "cvt"
+            wide = value.dtype == np.float64 or code[1] == "8"
+            return _wrap(code, 1 << (8 * int(via[1]) - 1)) if wide else 0
         low, high = np.iinfo(_DTYPES[via]).min, np.iinfo(_DTYPES[via]).max
         value = low if value <= low else high if value >= high else math.trunc(float(value))
     return _wrap(code, int(value))

@@ -233,7 +233,79 @@ def test_float_division_modulo_and_conversions():
     with np.errstate(all="ignore"):
         expected = np.stack([x / y, x // y, x % y], axis=1)
     np.testing.assert_array_equal(out, expected)
-    assert whole.tolist() == [2**31 - 1, -(2**31), 2**31 - 1, 1_000_000_000, 0]
+    assert whole.tolist() == [2**31 - 1, -(2**31), 2**31 - 1, 1_000_000_000, -(2**31)]
+
+
+def test_remainders_of_floats_are_what_nvvm_makes_of_them():
+    """Bits of numba-cuda 0.30.4's PTX, executed: not exact, and NaN where the divisor is inf."""
+
+    def kernel(x, y, a, b, out):
+        i = cuda.grid(1)
+        out[i, 0] = x[i] % y[i]
+        out[i, 1] = x[i] // y[i]
+        out[i, 2] = a[i] % b[i]
+        out[i, 3] = a[i] // b[i]
+        if i == 0:
+            z = np.float32(1e6)
+            out[6, 2], out[6, 3] = divmod(z, np.float32(0.1))
+
+    a = np.array([1e6, -1e6, 1e9, 1, -3, 6, 0])
+    b = np.array([0.1, 0.1, -0.7, np.inf, np.inf, -3, -3])
+    out = np.zeros((7, 4))
+    simt.launch(kernel, 1, 7, a.astype(F), b.astype(F), a, b, out)
+    expected = [
+        [0.08509884029626846, 9999999.0, 0.09999999994448885, 9999999.0],
+        [0.014901161193847656, -1e7, 5.551115123125783e-11, -1e7],
+        [41.92989730834961, -1428571392.0, -0.2999999365586843, -1428571429.0],
+        *[[np.nan] * 4] * 2,
+        [-0.0, -2.0, -0.0, -2.0],
+        [-0.0, -0.0, 9999999.0, 0.08509884029626846],
+    ]
+    np.testing.assert_array_equal(out, expected)
+    assert np.signbit(out[5]).all()
+
+
+def test_floats_beyond_an_integer_type_saturate_as_ptx_has_it():
+    """Recorded from numba-cuda 0.30.4's PTX: to 8 bits by way of 16; of a NaN it is the width."""
+
+    def kernel(x, y, u1, i1, i2, u2, i4, u8):
+        i = cuda.grid(1)
+        u1[i, 0] = i1[i, 0] = i2[i, 0] = u2[i, 0] = i4[i, 0] = u8[i, 0] = x[i]
+        u1[i, 1] = i1[i, 1] = i2[i, 1] = u2[i, 1] = i4[i, 1] = u8[i, 1] = y[i]
+
+    y = np.array([300.0, -300.0, 7e4, -7e4, np.inf, np.nan])
+    outs = [np.zeros((6, 2), code) for code in ("u1", "i1", "i2", "u2", "i4", "u8")]
+    simt.launch(kernel, 1, 6, y.astype(F), y, *outs)
+    expected = [
+        ([44, 0, 255, 0, 255], 0, 0),
+        ([44, -44, -1, 0, -1], 0, 0),
+        ([300, -300, 32767, -32768, 32767], 0, -32768),
+        ([300, 0, 65535, 0, 65535], 0, 32768),
+        ([300, -300, 70000, -70000, 2**31 - 1], 0, -(2**31)),
+        ([300, 0, 70000, 0, 2**64 - 1], 2**63, 2**63),
+    ]
+    for out, (numbers, of_float32, of_float64) in zip(outs, expected, strict=True):
+        assert out[:, 0].tolist() == [*numbers, of_float32], out.dtype
+        assert out[:, 1].tolist() == [*numbers, of_float64], out.dtype
+
+
+def test_unsigned_bounds_give_an_unsigned_loop_variable():
+    """Bounds of each thread's own, too; and brev of an int64, and divmod of both signs."""
+
+    def kernel(u, i, v, out, parts):
+        g = cuda.grid(1)
+        total = np.uint64(2**63)
+        for k in range(u[g], u[g] + np.uint32(3)):
+            total ^= k
+        out[g] = total
+        parts[g, 0] = cuda.brev(i[g])
+        parts[g, 1], parts[g, 2] = divmod(i[g], v[g])
+
+    out, parts = np.zeros(2, np.uint64), np.zeros((2, 3))
+    u, i = np.array([4, 9], np.uint32), np.array([1, -3])
+    simt.launch(kernel, 1, 2, u, i, np.array([2, 8], np.uint64), out, parts)
+    assert out.tolist() == [2**63 ^ 4 ^ 5 ^ 6, 2**63 ^ 9 ^ 10 ^ 11]
+    assert parts.tolist() == [[2.0**31, 0, 1], [2**32 - 2**30 - 1, -1, 5]]
 
 
 def test_types_are_numbas_so_stores_round_when_they_do():

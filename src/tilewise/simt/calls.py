@@ -161,7 +161,7 @@ class Calls(Expressions):
             if not types.is_integer(value.type):
                 raise self.error(node, f"{word} takes an integer")
             if word == "brev":
-                value = self.cast(value, "u8" if value.type[1] == "8" else "u4")
+                value = self.cast(value, "u8" if value.type == "u8" else "u4")  # int64 too
             code = f"{word}({value.type!r}, {value.code})"
             kind = "u4" if word == "ffs" else value.type
             return Value(code, kind, value.uniform, rank=value.rank + 1)
@@ -344,6 +344,8 @@ class Calls(Expressions):
         return self.binary(node, "Pow", base, exponent)
 
     def _divmod(self, node: ast.Call, left: Value, right: Value) -> TupleValue:
+        if types.unify(left.type, right.type) == "f8":  # of uint64 and a signed integer too
+            left, right = self.cast(left, "f8"), self.cast(right, "f8")
         left, right = self.named(left), self.named(right)
         operators = ("FloorDiv", "Mod")
         return TupleValue(tuple(self.binary(node, name, left, right) for name in operators))

@@ -273,6 +273,8 @@ class Expressions:
             if types.is_float(result):
                 self.note(node, "** of floats comes from the host's library, to the last bit or so")
             return Value(f"power({result!r}, {a.code}, {b.code})", result, uniform, rank=rank)
+        if operator in ("FloorDiv", "Mod") and types.is_float(result):
+            self.calls += 1  # there is a division in it
         if operator in ("FloorDiv", "Mod") and b.constant is UNKNOWN:
             # numba asks whether the divisor is 0: the compiler sees a branch here.
             self.count += 1

@@ -97,7 +97,7 @@ def cast(source: str, target: str) -> Callable[[Any], Any]:
     if target == "b1":
         return lambda value: value != 0
     if is_float(source):
-        return lambda value: _float_to_integer(target, value)
+        return lambda value: _float_to_integer(source, target, value)
     held = holder(target)
     fits = source == "b1" or (source[0] == target[0] and source[1] <= target[1])
     fits = fits or (source[0] == "u" and source[1] < target[1])
@@ -111,15 +111,22 @@ def cast(source: str, target: str) -> Callable[[Any], Any]:
     return to_integer
 
 
-def _float_to_integer(code: str, value: Any) -> Any:
-    """Truncate; saturate where the type ends and give 0 for NaN, as the GPU's conversion does."""
+def _float_to_integer(source: str, code: str, value: Any) -> Any:
+    """Truncate; beyond the type's ends and for NaN as PTX's ``cvt.rzi`` does.
+
+    It saturates. A NaN is 0 if it is no float64 and the integer has no 64 bits, else the highest
+    bit alone (PTX ISA, "cvt"). To 8 bits numba-cuda 0.30 converts by way of 16.
+    """
     array = np.atleast_1d(np.asarray(value, np.float64))
-    # int8 and int16 are converted by way of 32 bits.
-    info = np.iinfo(dtype_of(code if code[1] in "48" else f"{code[0]}4"))
+    by_way_of = code if code[1] != "1" else f"{code[0]}2"
+    info = np.iinfo(dtype_of(by_way_of))
     low, high = float(info.min), float(info.max)
     inside = (array > low - 1 if low < -1 else array > -1.0) & (array < high)
     whole = np.where(inside, array, 0).astype(holder(code))
     whole = np.where(array >= high, info.max, np.where(array <= low, info.min, whole))
+    if source == "f8" or code[1] == "8":
+        highest = info.min if code[0] == "i" else 1 << (info.bits - 1)
+        whole = np.where(np.isnan(array), highest, whole)
     whole = wrap(code, whole.astype(holder(code)))
     return whole if isinstance(value, np.ndarray) else int(whole[0])
 
@@ -151,13 +158,36 @@ def _divide(code: str, left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def floordiv(code: str, left: Any, right: Any) -> Any:
-    """``left // right`` of two values of the same 64-bit integer or float type."""
-    return np.floor_divide(left, right) if is_float(code) else _divide(code, left, right)[0]
+    """``left // right`` of two values of the same 64-bit integer or float type.
+
+    Of floats as numba does it, by what NVVM makes of a remainder.
+    """
+    if not is_float(code):
+        return _divide(code, left, right)[0]
+    rest = _remainder(code, left, right)
+    quotient = (left - rest) / right
+    quotient = np.where((rest != 0) & ((right < 0) != (rest < 0)), quotient - 1, quotient)
+    whole = np.floor(quotient)
+    whole = np.where(quotient - whole > 0.5, whole + 1, whole)
+    whole = np.where(quotient == 0, left * (quotient * quotient) / right, whole)
+    return np.where(right == 0, left / right, whole)[()]
 
 
 def modulo(code: str, left: Any, right: Any) -> Any:
     """``left % right`` of two values of the same 64-bit integer or float type."""
-    return np.mod(left, right) if is_float(code) else _divide(code, left, right)[1]
+    if not is_float(code):
+        return _divide(code, left, right)[1]
+    rest = _remainder(code, left, right)
+    nought = np.where(right < 0, -dtype_of(code).type(0), dtype_of(code).type(0))
+    result = np.where((right < 0) != (rest < 0), right + rest, rest)
+    return np.where(right == 0, rest, np.where(rest == 0, nought, result))[()]
+
+
+def _remainder(code: str, left: Any, right: Any) -> Any:
+    """``frem`` as NVVM 13.5 expands it: not exact, and NaN where the divisor is infinite."""
+    fma, numerator, divisor = {"f4": fma_f4, "f8": fma_f8}[code], abs(left), abs(right)
+    rest = fma(-np.floor(numerator / divisor), divisor, numerator)
+    return np.where(left < 0, -rest, rest)[()]
 
 
 def truediv(left: Any, right: Any) -> Any:

@@ -198,7 +198,9 @@ class Loops(Statements):
         with self._within("loop") as lines:
             if not uniform:
                 self.emit(f"{loop.mask} = both({loop.mask}, {turn} < {trips})")
-                self.emit(f"{counter} = {start.code} + {turn} * {step.code}")
+                reached = f"{start.code} + {turn} * {step.code}"
+                unsigned = kind == "u8" and not (start.uniform and step.uniform)
+                self.emit(f"{counter} = {f'i8_to_u8({reached})' if unsigned else reached}")
             alike = uniform or (start.uniform and step.uniform)
             self._bind(node.target.id, Value(counter, kind, alike, rank=self.count << 8))
             self._body(node, loop)

@@ -239,6 +239,18 @@ def test_equal_values_written_twice_are_kept_apart() -> None:
         assert [h.same_value for h in script.watch.hazards()] == [harmless] * 2
 
 
+@pytest.mark.parametrize("other", ["load As 0", "add As 0"])
+def test_only_two_writes_can_be_harmless(other: str) -> None:
+    """A 0 that is stored where others read, or what others add, agrees with nothing."""
+    for first, second in ((other, "store As 0"), ("store As 0", other)):
+        script = Script(HazardWatch(), blocks=[0])
+        script.access("store As 1", TX % 32, TX < 32, value=5)
+        script.barrier()
+        script.access(first, TX % 32, TX < 32)
+        script.access(second, (TX + 1) % 32, TX < 32)
+        assert [h.same_value for h in script.watch.hazards()] == [False]
+
+
 def test_equal_values_from_two_places_and_two_blocks_are_kept_apart() -> None:
     for second, harmless in ((1.0, True), (2.0, False)):
         script = Script(HazardWatch())
@@ -432,6 +444,7 @@ def _assert_witness(hazard: Hazard, script: Script) -> None:
         ops.append(touched[(*place, *hazard.element)])
     assert ops != ["load", "load"]
     assert ops != ["add", "add"]
+    assert ops == ["store", "store"] or not hazard.same_value
     assert (hazard.first.block, hazard.first.thread) != (hazard.second.block, hazard.second.thread)
     if hazard.kind == "read-after-write":
         assert ops[1] == "load"

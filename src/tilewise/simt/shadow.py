@@ -181,7 +181,8 @@ class SharedShadow:
         """Mark an access, and return the races it has with those before it and in itself."""
         cell = lanes.slot * self._size + lanes.granule
         found = [
-            conflict
+            # Only of two writes does it say anything that they store the same.
+            conflict._replace(same_value=conflict.same_value and mode == theirs == "write")
             for other, (theirs, marks) in self._marks.items()
             if other != actor and can_race(mode, theirs)
             for conflict in marks.meet(other, cell, lanes)
@@ -327,35 +328,40 @@ class GlobalLog:
     def within_blocks(self) -> Iterator[Meeting]:
         """Yield the races between threads of one block."""
         rows = self._rows()
-        group = _ids(rows.block, rows.interval, rows.granule)
-        if self._warp_sync:
-            low, high = _bounds(group, rows.thread // 32)
-            stretch = np.where((low == high)[group], rows.warp_interval, -1)
-            group = _ids(rows.block, rows.interval, rows.granule, stretch)
-        low, high = _bounds(group, rows.thread)
-        contested = (low != high)[group]
-        if not contested.any():
-            return
-        rows, group = rows.take(contested), group[contested]
-        marks = {}
-        for actor in self._modes:  # in the order of their first execution
-            of = rows.actor == actor
-            marks[actor] = _bounds(group[of], rows.thread[of], len(low))
-        unlike = _unlike(group, rows, self._modes, len(low))
-        block_of, granule_of, interval_of = (np.zeros(len(low), np.int64) for _ in range(3))
-        block_of[group], granule_of[group] = rows.block, rows.granule
-        interval_of[group] = rows.interval
-        for race in _races(marks, self._modes):
-            at = race.where[0]
-            block = int(block_of[at])
+        cell = _ids(rows.block, rows.interval, rows.granule)
+        # A syncwarp orders threads of one warp only, so those of two warps are looked at first.
+        stretch = _ids(cell, rows.thread // 32, rows.warp_interval)
+        layers = [(cell, 32), (stretch, 1)] if self._warp_sync else [(cell, 1)]
+        found: dict[tuple[int, int], list[tuple[_Race, Ints, bool]]] = {}
+        for group, crowd in layers:
+            low, high = _bounds(group, rows.thread // crowd)
+            contested = (low != high)[group]
+            if not contested.any():
+                continue
+            some, where = rows.take(contested), group[contested]
+            marks = {}
+            for actor in self._modes:  # in the order of their first execution
+                of = some.actor == actor
+                marks[actor] = _bounds(where[of], some.thread[of], len(low))
+            unlike = _unlike(where, some, self._modes, len(low))
+            row_of = np.zeros(len(low), np.int64)
+            row_of[group] = np.arange(len(group))
+            for race in _races(marks, self._modes, crowd):
+                same = race.writes_only and not unlike[race.where].any()
+                found.setdefault(race.actors, []).append((race, row_of[race.where], same))
+        for actors, races in found.items():
+            at = races[0][1][0]
+            block = int(rows.block[at])
+            met = np.concatenate([where for _, where, _ in races])
+            met = met[np.unique(cell[met], return_index=True)[1]]
             yield Meeting(
-                race.actors,
+                actors,
                 (block, block),
-                race.agents,
-                int(granule_of[at]),
-                int(interval_of[at]),
-                block_of[race.where],
-                race.writes_only and not unlike[race.where].any(),
+                races[0][0].agents,
+                int(rows.granule[at]),
+                int(rows.interval[at]),
+                rows.block[met],
+                all(same for *_, same in races),
             )
 
     def between_blocks(self, classes: Sequence[BlockClass]) -> Iterator[Meeting]:
@@ -483,20 +489,26 @@ class _Race(NamedTuple):
     writes_only: bool
 
 
-def _races(marks: Mapping[int, tuple[Ints, Ints]], modes: Mapping[int, Mode]) -> Iterator[_Race]:
-    """Yield the races among actors, from each one's lowest and highest agent in each group."""
+def _races(
+    marks: Mapping[int, tuple[Ints, Ints]], modes: Mapping[int, Mode], crowd: int = 1
+) -> Iterator[_Race]:
+    """Yield the races among actors, from each one's lowest and highest agent in each group.
+
+    ``crowd`` consecutive agents do not race with each other.
+    """
     for a, b in itertools.combinations_with_replacement(marks, 2):
         if not can_race(modes[a], modes[b]):
             continue
         (a_low, a_high), (b_low, b_high) = marks[a], marks[b]
-        one_agent = (a_low == a_high) & (b_low == b_high) & (a_low == b_low)
-        where = np.flatnonzero((a_high >= 0) & (b_high >= 0) & ~one_agent)
+        ends = [end // crowd for end in (a_low, a_high, b_low, b_high)]
+        together = (ends[0] == ends[1]) & (ends[2] == ends[3]) & (ends[0] == ends[2])
+        where = np.flatnonzero((a_high >= 0) & (b_high >= 0) & ~together)
         if not len(where):
             continue
         at = where[0]
         left = a_low[at]
-        right = b_high[at] if b_high[at] != left else b_low[at]
-        if left == right:
+        right = b_high[at] if b_high[at] // crowd != left // crowd else b_low[at]
+        if left // crowd == right // crowd:
             left = a_high[at]
         yield _Race((a, b), (int(left), int(right)), where, modes[a] == modes[b] == "write")
 

@@ -203,6 +203,20 @@ def reversed_tile(A, i):  # type: ignore[no-untyped-def]
     return tile[31 - cuda.threadIdx.x]
 
 
+def test_an_array_under_another_name_is_that_array() -> None:
+    def renamed(A, C):  # type: ignore[no-untyped-def]
+        i = cuda.grid(1)
+        source, target = A, C
+        target[i // 2] = source[i]
+
+    memory = np.zeros(2 * 256 // 4 + 64, float32)
+    aligned = memory[-memory.ctypes.data % 256 // 4 :][:64]  # what need not be moved
+    report = explain(renamed, 2, 32, floats(64), aligned)
+    assert [f.kind for f in report.findings if f.severity == "error"] == ["write-after-write"]
+    assert report.arrays[1].written_more == 32
+    assert not memory.any()
+
+
 def test_shared_arrays_of_one_name_in_two_functions_are_two() -> None:
     def kernel(A, C):  # type: ignore[no-untyped-def]
         tile = cuda.shared.array(64, float32)
@@ -277,6 +291,7 @@ BAD = [
     ((fine, 1, 32, floats(32), floats(32)), {"target": "sm_91"}, OptionError, "sm_91"),
     ((fine, 1, 32, floats(32), floats(32)), {"registers": 256}, OptionError, "has 1 to 255"),
     ((fine, 1, 32, floats(32), floats(32)), {"registers": 0}, OptionError, "has 1 to 255"),
+    ((fine, 1, 32, floats(32), floats(32)), {"registers": "8"}, OptionError, "has 1 to 255"),
     ((endless, 1, 1, np.ones(4, float32), floats(4)), {"max_steps": 500}, KernelError,
      "taken to be endless; pass a larger max_steps to explain"),
 ]  # fmt: skip

@@ -519,9 +519,10 @@ def test_float16_is_held_and_added_in_its_own_type():
 
 
 REFUSED = {
-    "print('x')": "print cannot be called",
-    "x = [1, 2]": "a list is not part of the dialect",
-    "assert n > 0": "assert is not part of the dialect",
+    "print('x')": "print cannot be called in a kernel; write to an array what is to be printed",
+    "x = [1, 2]": "a list is not part of the dialect; a thread's own array is cuda.local.array",
+    "assert n > 0": "assert is not part of the dialect; a kernel raises nothing: write a mark",
+    "cuda.syncwarp(1, 2)": "takes 1 argument, got 2",
     "for k in a:\n        pass": "for loops run over range",
     "for k in range(n):\n        pass\n    else:\n        pass": "else after a loop",
     "x = a[0:2]": "every one needs an integer index",
@@ -538,7 +539,8 @@ REFUSED = {
     "x = n & 1.5": "no bits to combine",
     "x = y + 1\n    y = 2": "y is used before anything is assigned",
     "return n": "a kernel returns nothing",
-    "x = np.sin(1.0)": "np.sin cannot be called",
+    "x = np.sin(1.0)": "np.sin cannot be called in a kernel; use math.sin",
+    "x = np.dot(1.0, 2.0)": "np.dot cannot be called in a kernel; use functions of math",
     "with n:\n        pass": "with is not part of the dialect",
     "cuda.atomic.add(n, 0, 1)": "takes an array first",
     "cuda.syncthreads(1)": "takes 0 arguments, got 1",
@@ -551,7 +553,7 @@ REFUSED = {
     "x = int()": "wrong number of arguments",
     "x = min(1)": "take two numbers or more",
     "x = 'text'": "is not a number the GPU has",
-    "import os": "import is not part of the dialect",
+    "import os": "import is not part of the dialect; write it outside of the kernel",
     "x = lambda: 1": "a lambda is not part of the dialect",
     "if a:\n        pass": "a is an array, where a number is needed",
     "x, y = n, n, n": "cannot unpack into 2 names",

@@ -226,8 +226,8 @@ def gather(
     if not isinstance(target, str) or target not in TARGETS:
         raise OptionError(f"target {target!r} is not known; known are {', '.join(TARGETS)}")
     most = TARGETS[target].max_registers_per_thread
-    if registers is not None and not 1 <= registers <= most:
-        raise OptionError(f"registers={registers}: a thread on {target} has 1 to {most}")
+    if registers is not None and registers not in range(1, most + 1):
+        raise OptionError(f"registers={registers!r}: a thread on {target} has 1 to {most}")
     program = simt.program(kernel)
     if len(arguments) != len(program.parameters):
         raise KernelError(

@@ -62,10 +62,16 @@ class Calls(Expressions):
         except TypeError:  # not hashable, so no function of ours
             writer = None
         if writer is None:
-            raise self.error(
-                node, f"{text} cannot be called in a kernel; use functions of math, min, max, abs, "
-                "number types such as np.float32, or a device function of your own"
-            )  # fmt: skip
+            name = getattr(called, "__name__", "")
+            instead = (
+                "write to an array what is to be printed"
+                if called is builtins.print
+                else f"use math.{name}"
+                if name in MATH and hasattr(math, name)
+                else "use functions of math, min, max, abs, number types such as np.float32, or a "
+                "device function of your own"
+            )
+            raise self.error(node, f"{text} cannot be called in a kernel; {instead}")
         values = [self.value(argument) for argument in node.args]
         try:
             return writer(node, values)
@@ -124,6 +130,7 @@ class Calls(Expressions):
             how = word.removeprefix("syncthreads_")
             return self._bound(f"M.counted({how!r}, {site}, {mask}, {predicate}, {removed})", "i4")
         if word == "syncwarp":
+            self._arity(node, min(len(values), 1))
             named = self.cast(values[0], "i8").code if values else "0xffffffff"
             self.emit(f"M.syncwarp({mask}, {node.lineno}, {named})")
             return None

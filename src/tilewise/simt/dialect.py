@@ -22,7 +22,7 @@ from . import typing_rules
 if TYPE_CHECKING:
     from .machine import Kernel
 
-__all__ = ["INTRINSICS", "Intrinsic", "cuda", "element_type", "english", "intrinsic_of"]
+__all__ = ["INTRINSICS", "Intrinsic", "cuda", "element_type", "english", "intrinsic_of", "refusal"]
 
 _VECTORS = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 _ATOMICS = (
@@ -168,3 +168,22 @@ def english(node: ast.AST) -> str:
         "Match": "match", "AsyncFor": "async for", "AsyncWith": "async with",
     }  # fmt: skip
     return words.get(type(node).__name__, type(node).__name__)
+
+
+def refusal(node: ast.AST) -> str:
+    """Return the message that refuses a construct, and says what to write instead."""
+    return f"{english(node)} is not part of the dialect{_INSTEAD.get(type(node).__name__, '')}"
+
+
+_ARRAY = "; a thread's own array is cuda.local.array(shape, dtype)"
+_OUTSIDE = "; write it outside of the kernel"
+_NO_EXCEPTIONS = "; a kernel raises nothing: write a mark to an array"
+_INSTEAD: dict[str, str] = {
+    **dict.fromkeys(("List", "ListComp", "Dict", "DictComp", "Set", "SetComp"), _ARRAY),
+    **dict.fromkeys(("Import", "ImportFrom", "ClassDef"), _OUTSIDE),
+    **dict.fromkeys(("FunctionDef", "Lambda"), f"{_OUTSIDE}, as a function that it calls"),
+    **dict.fromkeys(("Try", "Raise", "Assert"), _NO_EXCEPTIONS),
+    "JoinedStr": "; print on the host what the kernel writes to an array",
+    "Match": "; write if and elif",
+    "NamedExpr": "; assign in a statement of its own",
+}

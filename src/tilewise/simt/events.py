@@ -51,7 +51,8 @@ class Site:
 
     ``id`` counts from 0 within a program, in source order. ``x[i] += 1`` is two sites, a load and
     a store. Lines count from 1 and columns, in characters, from 0; ``text`` is the source between
-    the two columns (up to the end of the line where it spans several).
+    the two columns (up to the end of the line where it spans several). ``array`` is the name in the
+    source, None where it may stand for one array or another.
     """
 
     id: int

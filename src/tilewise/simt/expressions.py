@@ -24,7 +24,7 @@ import numpy as np
 
 from ..errors import KernelError
 from . import typing_rules as types
-from .dialect import english
+from .dialect import refusal
 from .events import SiteKind
 from .lanes import cast, wrap
 from .program import UNKNOWN, Function
@@ -106,7 +106,7 @@ class Expressions:
         """Write an expression of any kind."""
         method = getattr(self, f"_{type(node).__name__}", None)
         if method is None:
-            raise self.error(node, f"{english(node)} is not part of the dialect")
+            raise self.error(node, refusal(node))
         result: AnyValue = method(node)
         return result
 

@@ -29,6 +29,7 @@ UNKNOWN = object()
 
 _DIVIDES = (ast.FloorDiv, ast.Mod)
 
+_DECLARE = ("shared.array", "local.array")
 _BARRIERS = ("syncthreads", "syncthreads_count", "syncthreads_and", "syncthreads_or")
 
 
@@ -316,12 +317,18 @@ def _sites(function: Function) -> Iterator[tuple[ast.AST, SiteKind, ast.expr, st
     """Yield (node, kind, the expression to show, array name) for every site of a function."""
     for read in function.unsure:
         yield read, "variable", read, None
+    aliases = _aliases(function)
+
+    def named(node: ast.expr) -> str | None:
+        name = _array_name(node)
+        return None if name in aliases else name
+
     inner: set[int] = set()  # A[i] within A[i][j], and targets of A[i] += 1
     for node in ast.walk(function.tree):
         if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, _DIVIDES):
             yield node, "division", node.value if isinstance(node, ast.AugAssign) else node, None
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
-            yield node.target, "load", node.target, _array_name(node.target)
+            yield node.target, "load", node.target, named(node.target)
         elif isinstance(node, ast.Subscript) and id(node) not in inner:
             chained = node.value
             while isinstance(chained, ast.Subscript):
@@ -329,12 +336,11 @@ def _sites(function: Function) -> Iterator[tuple[ast.AST, SiteKind, ast.expr, st
                 chained = chained.value
             if isinstance(chained, ast.Name) and chained.id in function.variables:
                 kind: SiteKind = "load" if isinstance(node.ctx, ast.Load) else "store"
-                yield node, kind, node, chained.id
+                yield node, kind, node, named(chained)
         elif isinstance(node, ast.Call):
             name = function.intrinsic(node.func) or ""
             if name.startswith("atomic.") and node.args:
-                array = node.args[0]
-                yield node, "atomic", node, array.id if isinstance(array, ast.Name) else None
+                yield node, "atomic", node, named(node.args[0])
             elif name in _BARRIERS:
                 yield node, "barrier", node, None
             elif function.resolve(node.func) is divmod:
@@ -343,6 +349,24 @@ def _sites(function: Function) -> Iterator[tuple[ast.AST, SiteKind, ast.expr, st
             yield node, "branch", node.test, None
         elif isinstance(node, ast.For):
             yield node, "branch", node.iter, None
+
+
+def _aliases(function: Function) -> set[str]:
+    """The names that are assigned something else than a new array, which may be an old one."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    for node in ast.walk(function.tree):
+        if isinstance(node, ast.Assign):
+            pairs += [(target, node.value) for target in node.targets]
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            pairs.append((node.target, node.value))
+    aliases: set[str] = set()
+    for target, value in pairs:  # grows as tuples are met
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs += zip(target.elts, value.elts, strict=False)
+        elif not (isinstance(value, ast.Call) and function.intrinsic(value.func) in _DECLARE):
+            names = (n for n in ast.walk(target) if isinstance(n, ast.Name))
+            aliases.update(name.id for name in names if isinstance(name.ctx, ast.Store))
+    return aliases
 
 
 def _array_name(node: ast.expr) -> str | None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from . import typing_rules as types
 from .calls import Calls
-from .dialect import english
+from .dialect import english, refusal
 from .flow import Liveness, assigned_names
 from .program import UNKNOWN, Function
 from .values import AnyValue, ArrayValue, Region, Specialisation, TupleValue, Value, code_of, flag
@@ -45,7 +45,7 @@ class Statements(Calls):
         for statement in body:
             method = getattr(self, f"_{type(statement).__name__}_statement", None)
             if method is None:
-                raise self.error(statement, f"{english(statement)} is not part of the dialect")
+                raise self.error(statement, refusal(statement))
             end: End = method(statement)
             if end != "falls":
                 return end

@@ -309,6 +309,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: tw.matmul(ONES, ONES, dtype=np.int32), DTypeError, "does not become int32"),
     (lambda: tw.matmul(1j * ONES, ONES, dtype=float), DTypeError, "does not become float64"),
     (lambda: tw.matmul(ONES, ONES, dtype="nonsense"), OptionError, "dtype='nonsense'"),
+    (lambda: tw.matmul(ONES, ONES, dtype="a"), OptionError, "dtype='a' is not an element type"),
     (lambda: tw.matmul(ONES, ONES, dtype=object), DTypeError, "such as 'float64'"),
     (lambda: tw.matmul(ONES, ONES, dtype=ONES), OptionError, r"dtype=array\(\[\[1., 1.\], \["),
     (lambda: tw.matmul(ONES, ONES, precision="half"), OptionError, "precision='half'"),

@@ -281,6 +281,7 @@ def a_folder_as_known_part(folder: Path) -> None:
             ["-o", "C.csv"],
             r"out \(C\.csv\) has no known ending; end its name in \.npy, .*",
         ),
+        (nothing, ["-o", "C.npy:a"], r"out \(C\.npy:a\): 'a' is not a type that .*"),
         (nothing, ["-o", "C.npy:int32"], r"out \(C\.npy:int32\): .*int32' is not a type that .*"),
         (nothing, ["-o", "/proc/C.npy"], r"out \(/proc/C\.npy\) cannot be created: .*"),
     ],

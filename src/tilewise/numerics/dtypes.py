@@ -15,6 +15,7 @@ from ..errors import DTypeError, OptionError
 
 __all__ = [
     "BLAS_DTYPES",
+    "EXTENSION_NAMES",
     "accumulator",
     "as_numpy",
     "canonical",
@@ -35,6 +36,9 @@ _FLOAT8_NAMES = frozenset(
     f"float8_{suffix}"
     for suffix in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
 )
+
+#: The types of ``ml_dtypes`` that can be multiplied, which files keep as raw bytes.
+EXTENSION_NAMES = _FLOAT8_NAMES | {"bfloat16"}
 
 
 def is_extension(dtype: DType) -> bool:
@@ -115,8 +119,8 @@ def dtype_named(dtype: Any) -> DType:
     """
     try:
         known: DType = np.dtype(dtype)
-    except (TypeError, ValueError, SyntaxError) as error:  # "5%", "f4,(2"
-        if isinstance(dtype, str) and (dtype == "bfloat16" or dtype in _FLOAT8_NAMES):
+    except (TypeError, ValueError, SyntaxError, DeprecationWarning) as error:  # "5%", "f4,(2", "a"
+        if isinstance(dtype, str) and dtype in EXTENSION_NAMES:
             try:
                 import ml_dtypes
             except ImportError:

@@ -366,16 +366,12 @@ def _parsed(text: str, name: str) -> tuple[Path, str | None, np.dtype[Any] | Non
     is_turned = match["turned"] is not None
     if match["raw"] is None:
         return Path(match["path"]), inner, None, is_turned
-    try:
-        raw = dtypes.dtype_named(match["raw"])
-    except ValueError:
-        raw = np.dtype(object)
-    if not dtypes.is_narrow(raw) or raw == np.float16:
+    if match["raw"] not in dtypes.EXTENSION_NAMES:
         raise DTypeError(
             f"{name} ({text}): {match['raw']!r} is not a type that files keep as raw bytes, such "
             "as bfloat16 or float8_e4m3fn; other files say themselves what they hold"
         )
-    return Path(match["path"]), inner, raw, is_turned
+    return Path(match["path"]), inner, dtypes.dtype_named(match["raw"]), is_turned
 
 
 def _misread(text: str) -> str:

@@ -339,6 +339,9 @@ def test_an_old_code_page_changes_no_exit_code(folder: Path) -> None:
         done = run(*arguments, env=page, encoding="cp1252")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout
+    for arguments in (["plan", "A.npy", "B.npy", "--json"], ["explain", "guide", "--json"]):
+        done = run(*arguments, env=page, encoding="cp1252")
+        assert any(mark in str(json.loads(done.stdout)) for mark in "≤×")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirection")

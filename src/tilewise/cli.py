@@ -373,7 +373,7 @@ def _split(devices: str | None) -> list[str] | None:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(value, indent=2))  # in ASCII, which no code page and no odd path spoils
 
 
 def _with_notes(error: BaseException) -> str:

@@ -406,7 +406,7 @@ def _print_json(reports: Sequence[Report], compared: Comparison | None) -> None:
         values = {"reports": [report.to_dict() for report in reports]}
     if compared is not None:
         values["ncu"] = asdict(compared)
-    print(json.dumps(values, indent=2, ensure_ascii=False))
+    print(json.dumps(values, indent=2))  # in ASCII, which no code page spoils
 
 
 def _write(path: Path, content: str) -> None:

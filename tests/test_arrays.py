@@ -55,6 +55,19 @@ def test_adoption_copies_nothing(library: ModuleType) -> None:
     assert _arrays.adopt(a, "a") is a
 
 
+def test_an_array_that_does_not_say_where_it_is_and_a_class_of_arrays_are_refused() -> None:
+    class Spread(Tensor):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise BufferError("it is on two devices")
+
+    x = np.ones((2, 2))
+    with pytest.raises(DeviceError, match=r"b \(Spread\) is on no device .*: it is on two devices"):
+        tw.matmul(x, Spread(x))
+    for call in (tw.matmul, tw.plan):
+        with pytest.raises(DTypeError, match="a is the class ndarray; pass an array"):
+            call(np.ndarray, x)
+
+
 def test_device_arrays_are_refused_by_name() -> None:
     with pytest.raises(DeviceError, match="a is in host memory, b is on cuda:0.*one place"):
         tw.matmul(np.ones((2, 2)), Tensor(np.ones((2, 2)), device=(2, 0)))

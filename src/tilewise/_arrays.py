@@ -86,14 +86,17 @@ def adopt(x: Any, name: str) -> NDArray[Any]:
         return _adopt_torch(x, name)
     if hasattr(x, "__cuda_array_interface__"):
         raise _on_device(x, name)
-    if hasattr(x, "__dlpack_device__"):
-        if int(x.__dlpack_device__()[0]) not in _DLPACK_HOST:
+    device = _dlpack_device(x, name)
+    if device is not None:
+        if device[0] not in _DLPACK_HOST:
             raise _on_device(x, name)
         try:
             return np.from_dlpack(x)
         except (BufferError, RuntimeError, TypeError) as error:
             if not hasattr(x, "__array__"):
                 raise DTypeError(f"{name} ({type(x).__name__}): {error}") from error
+    if isinstance(x, type):
+        raise DTypeError(f"{name} is the class {x.__name__}; pass an array")
     if isinstance(x, (str, os.PathLike)):
         raise DTypeError(
             f"{name} is the text {os.fspath(x)!r}; matmul multiplies arrays, and multiply_files "
@@ -400,7 +403,7 @@ def _device_of(a: Any, b: Any, out: Any, out_name: str) -> int | None:
     if type(a) is type(b) is np.ndarray and (out is None or type(out) is np.ndarray):
         return None
     named = (("a", a), ("b", b), (out_name, out))
-    places = {name: _place(x) for name, x in named if x is not None}
+    places = {name: _place(x, name) for name, x in named if x is not None}
     if len(set(places.values())) > 1:
         said = ", ".join(
             f"{name} is in host memory" if index is None else f"{name} is on cuda:{index}"
@@ -430,18 +433,32 @@ def _adopt_device(x: Any, name: str, stream: int, is_out: bool = False) -> Devic
     return found
 
 
-def _place(x: Any) -> int | None:
+def _place(x: Any, name: str) -> int | None:
     """Return the GPU whose memory ``x`` is in; None for the host's, and for what is no array."""
     if isinstance(x, (np.ndarray, list, tuple)):
         return None
     if library_name(x) == "torch":
         return x.device.index if x.device.type == "cuda" else None
-    if hasattr(x, "__dlpack_device__"):
-        kind, index = x.__dlpack_device__()
-        return int(index) if int(kind) in _DLPACK_GPU else None
+    device = _dlpack_device(x, name)
+    if device is not None:
+        return device[1] if device[0] in _DLPACK_GPU else None
     if hasattr(x, "__cuda_array_interface__"):
         return _adopt_unordered(x).index
     return None
+
+
+def _dlpack_device(x: Any, name: str) -> tuple[int, int] | None:
+    """Return the kind and the number of the device that ``x`` is on; None if it has no DLPack."""
+    if isinstance(x, type) or not hasattr(x, "__dlpack_device__"):
+        return None
+    try:
+        kind, index = x.__dlpack_device__()
+        return int(kind), int(index)
+    except Exception as error:  # whatever its library raises, such as for one on several devices
+        raise DeviceError(
+            f"{name} ({type(x).__name__}) is on no device that DLPack knows: {error}; copy it to "
+            "one, or to the host"
+        ) from error
 
 
 def _adopt_unordered(x: Any) -> DeviceArray:

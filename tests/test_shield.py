@@ -133,13 +133,13 @@ def test_the_calling_thread_does_something_meanwhile(is_main: bool) -> None:
     assert done == [caller]
 
 
-def masked(*_: object) -> None:
+def masked(*_: object, interrupt: BaseException | None = None) -> None:
     """Do as CPython does where an interrupt comes to one who waits for a condition."""
     condition = threading.Condition()
     try:
         condition.acquire()
         condition.release()
-        raise KeyboardInterrupt
+        raise interrupt or KeyboardInterrupt
     finally:
         condition.release()
 
@@ -156,6 +156,11 @@ def test_an_interrupt_that_breaks_a_lock_is_an_interrupt(
     for devices in ("cpu", "cuda:0"):
         with pytest.raises(KeyboardInterrupt):
             multiply_files(a, a.T, tmp_path / "c.npy", progress=masked, devices=devices)
+    for interrupt in (SystemExit(143), TimeoutError()):  # of SIGTERM, of a handler of one's own
+        with pytest.raises(type(interrupt)):
+            multiply_files(
+                a, a.T, tmp_path / "c.npy", progress=partial(masked, interrupt=interrupt)
+            )
     assert list(tmp_path.iterdir()) == []
     start = threading.Thread.start
 

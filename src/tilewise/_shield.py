@@ -75,11 +75,11 @@ def shielded(
 
 
 def unmasked(error: BaseException) -> BaseException:
-    """Return the interrupt that an error is only a consequence of, or else the error.
+    """Return what a signal's handler raised if an error is only a consequence of it, or the error.
 
-    Where an interrupt comes while a thread waits for a `threading.Condition`, CPython may find the
-    condition's lock released when it leaves it, and raise a RuntimeError about that instead.
+    Where such an interrupt comes while a thread waits for a `threading.Condition`, CPython may find
+    the condition's lock released when it leaves it, and raise a RuntimeError about that instead.
     """
     hidden = error.__context__
     is_masked = isinstance(error, RuntimeError) and "un-acquired lock" in str(error)
-    return hidden if is_masked and isinstance(hidden, KeyboardInterrupt) else error
+    return hidden if is_masked and hidden is not None else error

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -521,6 +522,51 @@ def test_an_output_replaces_its_like_and_nothing_else(folder: Path) -> None:
         multiply_files("g.zarr/c", x, "g.zarr/c")
 
 
+@pytest.mark.parametrize("moment", ["taken away", "replaced"])
+def test_killed_while_it_replaces_an_array_it_leaves_nothing_behind(
+    folder: Path, moment: str
+) -> None:
+    a = np.eye(40)
+    np.save("a.npy", a)
+    zarr.create_array("c.zarr", data=5 * a)
+    program = f"""
+import os, shutil
+from tilewise import multiply_files
+replace, rmtree = os.replace, shutil.rmtree
+def replacing(source, target):
+    {moment == "taken away"} and target.name == "c.zarr" and os._exit(9)
+    replace(source, target)
+def removing(path, **options):
+    path.parent.name == "c.zarr" and os._exit(9)
+    rmtree(path, **options)
+os.replace, shutil.rmtree = replacing, removing
+multiply_files("a.npy", "a.npy", "c.zarr")
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    assert Path("c.zarr").exists() == (moment == "replaced")
+    multiply_files("a.npy", "a.npy", "c.zarr")
+    assert np.array_equal(load("c.zarr"), a)
+    assert sorted(os.listdir()) == ["a.npy", "c.zarr"]
+    assert not list(Path("c.zarr").glob(".*"))
+
+
+def test_what_a_killed_run_took_away_is_there_until_it_is_replaced(folder: Path) -> None:
+    zarr.create_array("c.zarr", data=5 * np.eye(4))
+    Path("c.zarr.part").mkdir()
+    os.replace("c.zarr", "c.zarr.part/.replaced")
+    Path("c.zarr.journal").touch()
+    seen = []
+
+    class Looks(Rows):
+        def __getitem__(self, box: Any) -> Any:
+            seen.append(np.array_equal(load("c.zarr"), 5 * np.eye(4)))
+            return super().__getitem__(box)
+
+    multiply_files(Looks(np.eye(4)), np.eye(4), "c.zarr")
+    assert seen
+    assert all(seen)
+
+
 @pytest.mark.parametrize("fixed", ["c.zarr", "c.zarr.part"])
 def test_what_cannot_be_replaced_stays(folder: Path, monkeypatch: Any, fixed: str) -> None:
     a, real = np.ones((8, 8)), os.replace
@@ -960,6 +1006,7 @@ def test_what_a_stopped_run_left_in_a_group_does_not_hide_its_only_array(folder:
     group = zarr.create_group("g.zarr")
     group.create_array("x", data=np.eye(4))
     group.create_array("c.part", data=np.zeros((4, 4)))
+    Path("g.zarr/c.journal").touch()
     with open_matrix("g.zarr", "a") as found:
         assert np.array_equal(
             found.read((slice(0, 4), slice(0, 4)), np.empty(128, "u1")), np.eye(4)

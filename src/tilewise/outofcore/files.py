@@ -336,7 +336,8 @@ class Target:
     def discard(self) -> None:
         """Remove what there is of an output that was not completed."""
         if self.part is not None:
-            if self.kind == "zarr":
+            if self.kind == "zarr" and self.final is not None:
+                zarrs.put_back(self.part, self.final)
                 shutil.rmtree(self.part, ignore_errors=True)
             else:
                 self.part.unlink(missing_ok=True)

@@ -13,9 +13,7 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +35,13 @@ __all__ = [
     "is_array",
     "is_zarr",
     "open_zarr",
+    "put_back",
 ]
+
+
+#: Where the array that an output replaces is for a moment: in the output's folder, so that whatever
+#: happens nothing else has to be found and cleared away. Zarr takes no notice of it.
+_REPLACED = ".replaced"
 
 
 def is_zarr(path: Path) -> bool:
@@ -64,7 +68,7 @@ def open_zarr(
             array = zarr.open_array(path, mode="r")
         else:  # what is there, not what was there when metadata was consolidated
             group = zarr.open_group(path, mode="r", use_consolidated=False)
-            array = _array_in(zarr, group, inner, name)
+            array = group[_array_in(path, inner, name)]
         stored = np.dtype(array.dtype)
     except FileError:
         raise
@@ -125,6 +129,7 @@ class ZarrOutput(StoreOutput):
             If it is not there.
         """
         name = f"out ({final})"
+        put_back(part, final)
         try:
             array = _zarr(name).open_array(part, mode="r+")
             # What is not there is not done; so chunks of zeros are written like any.
@@ -163,23 +168,17 @@ class ZarrOutput(StoreOutput):
     def commit(self) -> None:
         """Make all durable, then give the folder its final name."""
         self.sync()
-        folder = self.final.parent
         try:
-            if not self.final.exists():
+            if self.final.exists():  # a folder replaces no folder that is not empty
+                os.replace(self.final, self.part / _REPLACED)
+            try:
                 os.replace(self.part, self.final)
-            else:  # a folder replaces no folder that is not empty
-                aside = Path(tempfile.mkdtemp(prefix=f"{self.final.name}.old-", dir=folder))
-                try:
-                    os.replace(self.final, aside / self.final.name)
-                    os.replace(self.part, self.final)
-                except BaseException:
-                    with suppress(OSError):  # nothing to put back
-                        os.replace(aside / self.final.name, self.final)
-                    aside.rmdir()
-                    raise
-                sync_path(folder)
-                shutil.rmtree(aside)
-            sync_path(folder)
+            except BaseException:
+                put_back(self.part, self.final)
+                raise
+            sync_path(self.final.parent)
+            if (self.final / _REPLACED).exists():
+                shutil.rmtree(self.final / _REPLACED)
         except OSError as error:
             raise FileError(f"{self._name} cannot be completed: {error}") from error
 
@@ -197,6 +196,12 @@ class ZarrOutput(StoreOutput):
         if isinstance(error, OSError) and error.errno is not None:
             return no_room(self._name, self.part, self.nbytes, error)
         return super()._refused(part, error)
+
+
+def put_back(part: Path, final: Path) -> None:
+    """Give an array its name again if a run was killed after taking it and before replacing it."""
+    if (part / _REPLACED).exists() and not final.exists():
+        os.replace(part / _REPLACED, final)
 
 
 def is_array(folder: Path) -> bool:
@@ -234,13 +239,21 @@ def _zarr(name: str) -> ModuleType:
     return module
 
 
-def _array_in(zarr: ModuleType, group: Any, inner: str | None, name: str) -> Any:
-    found = [path for path, x in group.members(None) if isinstance(x, zarr.Array)]
-    whole = [path for path in found if not path.endswith(".part")]  # of a run that was stopped
-    if inner is None and len(whole) == 1:
-        return group[whole[0]]
-    if inner is not None and inner.strip("/") in found:
-        return group[inner.strip("/")]
+def _array_in(group: Path, inner: str | None, name: str) -> str:
+    """Return the path in a group of the array that is meant.
+
+    The group itself is not asked, which would warn of the journal of a run that was stopped.
+    """
+    if inner is not None and is_array(group / inner.strip("/")):
+        return inner.strip("/")
+    found = []
+    for root, folders, _ in os.walk(group):
+        if is_array(Path(root)):
+            folders.clear()
+            if not root.endswith(".part"):  # of such a run
+                found.append(Path(root).relative_to(group).as_posix())
+    if inner is None and len(found) == 1:
+        return found[0]
     there = ", ".join(f"/{path}" for path in sorted(found)[:10]) or "none"
     if inner is not None:
         raise FileError(f"{name} has no array {inner}; there: {there}")

@@ -500,7 +500,9 @@ def _races(
         if not can_race(modes[a], modes[b]):
             continue
         (a_low, a_high), (b_low, b_high) = marks[a], marks[b]
-        ends = [end // crowd for end in (a_low, a_high, b_low, b_high)]
+        ends = [a_low, a_high, b_low, b_high]
+        if crowd > 1:
+            ends = [end // crowd for end in ends]
         together = (ends[0] == ends[1]) & (ends[2] == ends[3]) & (ends[0] == ends[2])
         where = np.flatnonzero((a_high >= 0) & (b_high >= 0) & ~together)
         if not len(where):

@@ -104,14 +104,14 @@ def machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> M
         except DeviceError as error:
             raise DeviceError(f"device {name!r} was asked for, and {error}") from None
     gpus = tuple(device.facts(index) for index in found)
+    free = tuple(device.free_bytes(gpu.index) + kept_bytes(gpu.index) for gpu in gpus)
     return Machine(
         gpus=gpus,
         device_bytes=tuple(
-            _device_budget(
-                device.free_bytes(gpu.index) + kept_bytes(gpu.index), memory, gpu.memory_bytes
-            )
-            for gpu in gpus
+            _device_budget(free_bytes, memory, gpu.memory_bytes)
+            for gpu, free_bytes in zip(gpus, free, strict=True)
         ),
+        free_bytes=free,
         cores=_cores(),
         is_gram=type(x) is type(y) is np.ndarray
         and x.__array_interface__["data"][0] == y.__array_interface__["data"][0],

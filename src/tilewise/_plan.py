@@ -316,12 +316,11 @@ def make_plan(
 
 def _with_check(plan: Plan, result_bytes: int, is_streamed: bool) -> Plan:
     """Count what a check takes of the host's memory, after all but pinned memory is free again."""
-    from .numerics.check import most_held_bytes
+    from .numerics.room import Room
 
     a, b = plan.a, plan.b
-    taken = most_held_bytes(
-        math.prod(plan.batch), plan.m, plan.n, plan.k, (*plan.dtypes, plan.dtype), plan.bound
-    )
+    sizes, dtypes = (plan.m, plan.n, plan.k), (*plan.dtypes, plan.dtype)
+    taken = Room.of(sizes, plan.batch, dtypes, plan.bound).nbytes
     held = plan.held_bytes
     if plan.device == "cpu":
         held = max(held, result_bytes + taken)

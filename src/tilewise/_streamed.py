@@ -85,6 +85,7 @@ class Machine:
     is_gram: bool  #: whether both operands begin at the same address
     is_offer: bool  #: whether no device was asked for, so that the CPU may do it
     files: Files | None = None  #: for operands in files
+    free_bytes: tuple[int, ...] = ()  #: of each GPU, what could be taken if all of it were
 
     def streams(self, plan: Plan) -> bool:
         """Say whether a product is cut into pieces that are copied as it runs."""

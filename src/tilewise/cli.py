@@ -297,6 +297,7 @@ def check(
     """
     from .numerics.check import check as prove
     from .outofcore.files import open_matrix
+    from .outofcore.stores import LARGEST_PART
 
     with ExitStack() as files:
         named = zip((a, b, c), "abc", strict=True)
@@ -304,9 +305,12 @@ def check(
         for path, name in named:
             matrices.append(open_matrix(path, name))
             files.enter_context(matrices[-1])
-        mapped = [matrix.mapped(Path(c).parent) for matrix in matrices]
+        folder = Path(c).parent
+        unread = [files.enter_context(x.unread(folder, LARGEST_PART)) for x in matrices]
         try:
-            found = prove(*mapped, rounds=rounds)
+            found = prove(*unread, rounds=rounds)
+        except FileError:
+            raise
         except TilewiseError as error:
             raise type(error)(f"{error} (a is {a}, b is {b}, c is {c})") from None
     if as_json:

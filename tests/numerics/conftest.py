@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tilewise.numerics import check as checking
+from tilewise.numerics import room
 
 
 @pytest.fixture
 def sums_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `check` use random signs however small the product is."""
     for limit in ("RECOMPUTED_WORK", "RECOMPUTED_SIDE", "RECOMPUTED_INTEGER_WORK"):
-        monkeypatch.setattr(checking, limit, 0)
+        monkeypatch.setattr(room, limit, 0)
 
 
 @pytest.fixture(params=["recomputed", "sums"])

@@ -14,7 +14,10 @@ import pytest
 
 import tilewise as tw
 from tests.support import INTEGERS, exact_integers
+from tilewise.errors import BudgetError
+from tilewise.numerics.bounds import bound
 from tilewise.numerics.check import Check, check
+from tilewise.numerics.room import Room
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -413,6 +416,30 @@ def test_memory_is_what_is_stated(rng: np.random.Generator, dtype: str, per_inde
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak <= 2**26 + per_index * (m + k + n)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "F", "i4"])
+def test_a_budget_is_kept_by_parts_that_find_as_much(
+    rng: np.random.Generator, sums_only: None, dtype: str
+) -> None:
+    a, b = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((130, 300), (300, 150)))
+    c = a @ b
+    bad = c.copy()
+    bad[100:104, 140] += 1000
+    check(a[:9], b[:, :9], c[:9, :9])  # what is imported on the way
+    kinds = (a.dtype, b.dtype, c.dtype)
+    most = Room.of((130, 150, 300), (), kinds, bound(300, *kinds, device="cuda")).nbytes
+    for memory in (900 << 10, 1500 << 10):
+        tracemalloc.start()
+        assert check(a, b, c, memory=memory)
+        found = check(a, b, bad, memory=memory)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak <= memory < most
+        assert found.where is not None
+        assert (found.where.rows, found.where.columns) == ((range(100, 104),), (range(140, 141),))
+    with pytest.raises(BudgetError, match=r"130x300 @ 300x150 takes at least .*30.00 KiB; raise"):
+        check(a, b, c, memory="30KiB")
 
 
 def test_files_are_read_in_panels_and_their_pages_given_back(tmp_path: Path) -> None:

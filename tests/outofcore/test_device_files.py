@@ -637,6 +637,28 @@ def test_it_goes_on_where_a_little_less_of_the_device_is_free(squares: Path, cud
     assert (np.load("c.npy") == expected()).all()
 
 
+@pytest.mark.parametrize("memory", [MEMORY, None])
+def test_it_goes_on_where_what_it_needs_of_the_device_is_free_and_its_budget_is_not(
+    squares: Path, cuda: Any, memory: Any
+) -> None:
+    stop_at(0.3, "c.npy", memory=memory)
+    begun = finished("c.npy")
+    assert begun
+    pool(0).trim()
+    plan = tw.plan("a.npy", "b.npy", devices="cuda:0", memory=memory)
+    (part,) = plan.schedule.streams.parts
+    needed, free = part.schedule.held_bytes, cuda.free_bytes[0]
+    assert needed < part.schedule.budget_bytes
+    cuda.free_bytes[0] = needed - 1
+    with pytest.raises(FileError, match=r"memory was .* and is"):
+        multiply_files("a.npy", "b.npy", "c.npy", memory=memory)
+    assert finished("c.npy") == begun
+    cuda.free_bytes[0] = needed
+    multiply_files("a.npy", "b.npy", "c.npy", memory=memory)
+    cuda.free_bytes[0] += free - needed
+    assert (np.load("c.npy") == expected()).all()
+
+
 def test_a_device_that_is_gone_is_named_with_what_was_begun_there(
     squares: Path, cuda: Any, monkeypatch: Any
 ) -> None:

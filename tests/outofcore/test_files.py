@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import struct
 import sys
@@ -20,12 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewise.cli import main
 from tilewise.errors import DTypeError, FileError
 from tilewise.outofcore import files, flat, npy
 from tilewise.outofcore.files import Layout, Output, Target, open_matrix
 from tilewise.outofcore.flat import FlatFile
-from tilewise.outofcore.pipeline import multiply_files
 
 DTYPES = [">f4", "<f8", "i1", ">u2", "<i8", "?", "c8", ">c16", "f2", "g"]
 
@@ -71,7 +68,8 @@ def test_header_of_every_version_order_and_dtype(
         assert (file.shape, file.dtype, file.strides) == ((6, 7), array.dtype, array.strides)
         assert file.nbytes == array.nbytes
         assert np.array_equal(read(file, slice(1, 5), slice(2, 6)), array[1:5, 2:6])
-        assert np.array_equal(file.mapped(tmp_path), array)
+        with file.unread(tmp_path, 100) as whole:
+            assert np.array_equal(whole, array)
 
 
 @settings(deadline=None, max_examples=60)
@@ -393,24 +391,3 @@ def test_a_limit_on_file_sizes_is_an_error_and_no_signal(tmp_path: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["a (a.npy)", "out ("])
-def test_what_cannot_be_mapped_to_check_it_is_named(
-    tmp_path: Path, monkeypatch: Any, capsys: Any, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.save("a.npy", np.ones((3, 3)))
-
-    class Map(np.memmap):  # type: ignore[type-arg]
-        def __new__(cls, path: Path, *given: Any, **options: Any) -> Any:
-            if (path.suffix == ".part") == (name == "out ("):
-                raise OSError(errno.ENOMEM, "Cannot allocate memory")
-            return super().__new__(cls, path, *given, **options)
-
-    monkeypatch.setattr(np, "memmap", Map)
-    with pytest.raises(FileError, match=re.escape(name) + ".* cannot be mapped .*Cannot allocate"):
-        multiply_files("a.npy", "a.npy", "c.npy", verify=True)
-    if name != "out (":
-        assert main(["check", "a.npy", "a.npy", "a.npy"]) == 2
-        assert "a (a.npy) cannot be mapped to check it" in capsys.readouterr().err

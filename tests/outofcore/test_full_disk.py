@@ -114,7 +114,7 @@ def test_room_for_the_copies_of_a_check_is_counted_before_any_work(
         patch.setattr(_cpu, "add_product", None)
         message = (
             r"out \(.*c\.zarr\) needs 4\.00 MiB, and to verify it 4\.00 MiB for copies of what "
-            r"cannot be mapped \(out \(.*c\.zarr\)\); .* has 6\.00 MiB free\. Make room"
+            r"is no flat file \(out \(.*c\.zarr\)\); .* has 6\.00 MiB free\. Make room"
         )
         with pytest.raises(FileError, match=message):
             multiply_files(*operands, disk / "c.zarr", memory="2MiB", verify=True)
@@ -123,7 +123,7 @@ def test_room_for_the_copies_of_a_check_is_counted_before_any_work(
         with pytest.raises(FileError, match=r"4\.00 MiB, .* 4\.00 MiB .* \(a \(ndarray\)\); "):
             multiply_files(a, operands[1], disk / "c.npy", memory="2MiB", verify=True)
         assert not list(disk.iterdir())
-    multiply_files(*operands, disk / "c.npy", memory="2MiB", verify=True)  # mapped
+    multiply_files(*operands, disk / "c.npy", memory="2MiB", verify=True)  # read as it is
     assert np.array_equal(np.load(disk / "c.npy"), product(operands))
 
 

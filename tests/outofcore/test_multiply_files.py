@@ -20,6 +20,7 @@ import pytest
 import tilewise as tw
 from tests.support import COMPLEX, FLOATS, INTEGERS, small_integers, within_bound
 from tilewise import _cpu
+from tilewise.cli import main
 from tilewise.errors import (
     BudgetError,
     CheckError,
@@ -29,6 +30,7 @@ from tilewise.errors import (
     OptionError,
     ShapeError,
 )
+from tilewise.numerics import check
 from tilewise.outofcore.pipeline import Progress, multiply_files
 from tilewise.outofcore.planning import plan_files
 
@@ -422,6 +424,52 @@ threading.Thread(target=multiply_files, args=({one!r}, {one!r}, {out!r}), kwargs
     )
     assert done.stderr == ""
     assert np.array_equal(np.load(out), a @ a)
+
+
+def test_verify_keeps_the_budget(folder: Folder, rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((2, 600, 600)).astype(np.float32)
+    memory = 2 << 20
+    folder.multiply(a[:9], b, verify=True)  # what is imported on the way
+    operands = folder.save("a.npy", a), folder.save("b.npy", b)
+    tracemalloc.start()
+    plan = multiply_files(*operands, folder.path / "c.npy", memory=memory, verify=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert memory / 2 < plan.verify_bytes <= plan.held_bytes <= memory
+    assert peak <= memory + NUMPYS_OWN
+
+
+def test_a_budget_too_small_to_verify_in_is_refused_before_any_work(folder: Folder) -> None:
+    long = np.zeros((17, 500_000), np.int8), np.zeros((500_000, 17), "f2")
+    plan, _ = folder.multiply(*long, memory="8MiB")
+    assert plan.held_bytes <= 8 << 20
+    said = (
+        r"a check of 17x500000 @ 500000x17 takes at least 23\.\d+ MiB, and memory= allows 8\.00 MiB"
+    )
+    with pytest.raises(BudgetError, match=said):
+        folder.multiply(*long, memory="8MiB", verify=True)
+    assert folder.names() == ["a.npy", "b.npy", "c.npy"]
+
+
+@pytest.mark.parametrize("name", ["a.npy", "b.npy", "c.npy.part"])
+def test_what_is_cut_while_it_is_checked_is_named(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: Any, name: str
+) -> None:
+    honest = check.check
+
+    def cut(*operands: Any, **options: Any) -> Any:
+        os.truncate(folder.path / name, 200)
+        return honest(*operands, **options)
+
+    monkeypatch.setattr(check, "check", cut)
+    said = f"{name.removesuffix('.part')}) ends at byte"
+    with pytest.raises(FileError, match=re.escape(said)):
+        folder.multiply(*np.ones((2, 90, 90)), verify=True)
+    if name == "a.npy":
+        folder.save(name, np.ones((90, 90)))
+        monkeypatch.chdir(folder.path)
+        assert main(["check", name, "b.npy", "b.npy"]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("event", ["raise", "cut", "touch", "replace", "remove", "interrupt"])

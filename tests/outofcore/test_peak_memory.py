@@ -32,7 +32,7 @@ sys.exit(code)
     ("m", "n", "k", "options"),
     [
         (25_600, 256, 2_048, ["--verify"]),  # a tall operand of 200 MiB streams past
-        (256, 256, 204_800, []),  # two of 200 MiB, over all of K
+        (256, 256, 102_400, ["--verify"]),  # two of 100 MiB, over all of K
         (7_168, 7_168, 64, []),  # a result of 196 MiB
     ],
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, log, prod, sqrt
+from math import inf, isqrt, log, prod, sqrt
 from os import PathLike, fspath
 from typing import Any
 
@@ -18,29 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._arrays import adopt
+from .._memory import parse_budget
 from ..errors import DeviceError, DTypeError, OptionError, ShapeError, describe
 from . import bounds, modular
-from .checksums import PANEL, Sums, random_sums
+from .checksums import Sums, random_sums
 from .dtypes import DType, canonical
 from .elements import Array, Bools, Floats, Rule, compare, left, prove, right
 from .panels import release
-from .verdict import Check, Mismatch, Where, locate
+from .room import Room
+from .unread import Unread, broadcast_to, taken
+from .verdict import Check, Mismatch, Where, Wrong, locate
 
-__all__ = ["Check", "Mismatch", "Where", "check", "most_held_bytes"]
+__all__ = ["Check", "Mismatch", "Where", "check"]
 
 Indices = NDArray[np.int64]
 Span = slice | Indices
+Matrices = tuple[Any, Any, Any]  # a, b and c, or parts of them: arrays, perhaps unread
 
-#: Multiply-adds up to which recomputing a product in float64 takes no longer than the sums.
-RECOMPUTED_WORK = 2**27
-#: A side so short that recomputing costs no more than the sums, however long the others.
-RECOMPUTED_SIDE = 16
-#: The same for integers, which BLAS has no products for.
-RECOMPUTED_INTEGER_WORK = 2**24
-
-#: Blocks with the highest scores that are looked at, from each side, however low those are.
+#: Blocks with the highest scores that are looked at, from each side, however low those are; of a
+#: product that is taken in parts fewer of each, but one.
 ALWAYS_LOOKED_AT = 4
-#: Multiply-adds that may go into looking at blocks with unusual scores, on each side.
+#: Multiply-adds that may go into looking at blocks with unusual scores, on each side, in all parts.
 LOOKING_WORK = 2**29
 LOOKING_INTEGER_WORK = 2**27
 #: Edge of the aligned squares about wrong elements that are recomputed too.
@@ -49,16 +47,6 @@ NEIGHBOURHOOD = 128
 PROOF_TERMS = 2**20
 #: Chance that some sum of an honest product has an unusual score.
 DELTA = 2.0**-40
-
-#: What `most_held_bytes` counts, as measured: for any product; for elements of a small one; for
-#: panels, of which sums take twice as many; for each row, column and term that has sums.
-_LEAST_BYTES = 64 << 10
-_OPERAND_BYTES, _RESULT_BYTES = 40, 96
-_PANELS_BYTES = 32 << 20
-_LINE_BYTES = 3 << 10
-
-_TILE = 2**17  # elements of C that are recomputed together
-_WRONG_KEPT = 2**18  # wrong elements remembered one by one
 
 
 def check(
@@ -70,13 +58,14 @@ def check(
     rounds: int = 8,
     seed: int | None = None,
     bound: bounds.Bound | None = None,
+    memory: Any = None,
 ) -> Check:
     """Say whether ``c`` is ``a @ b``, up to the rounding that was promised for its type.
 
     Takes O(n²) time a round, and little memory: 64 MiB, and about 3 KiB for each row, column and
-    term (twice that for float64, and twice for complex types). Memory-mapped files are read in
-    panels. What Inf among the operands makes of a row or column is recomputed; so is every product
-    of bools, for which no faster check is known.
+    term (twice that for float64, and twice for complex types), or what ``memory`` allows.
+    Memory-mapped files are read in panels. What Inf among the operands makes of a row or column is
+    recomputed; so is every product of bools, for which no faster check is known.
 
     Parameters
     ----------
@@ -93,6 +82,9 @@ def check(
     bound : Bound, optional
         What to hold the result to, such as ``plan(a, b).bound``. By default the weakest promise
         that tilewise makes for these types on any device, so that honest tensor cores pass.
+    memory : int or str, optional
+        Budget for what it holds: "64MiB". The sums are taken over parts of C that fit, for each of
+        which some rows of A and columns of B are read again.
 
     Returns
     -------
@@ -110,6 +102,8 @@ def check(
         For an array in device memory.
     OptionError
         If rounds is not a whole number from 1 to 64, seed a negative one, or bound for another K.
+    BudgetError
+        If memory does not hold the smallest parts.
     """
     if not (isinstance(rounds, (int, np.integer)) and 1 <= rounds <= 64):
         raise OptionError(f"rounds={rounds!r} is not a whole number from 1 to 64")
@@ -117,40 +111,19 @@ def check(
         raise OptionError(f"seed={seed!r} is not a whole number, 0 or more")
     a, b, c = (_adopted(x, name) for x, name in ((a, "a"), (b, "b"), (c, "c")))
     problem = _Problem.of(a, b, c, bound)
-    search = _Search(problem, int(rounds), 0 if seed is None else int(seed))
+    room = Room.of(
+        problem.sizes, problem.batch, problem.dtypes, problem.bound, parse_budget(memory)
+    )
+    search = _Search(problem, room, int(rounds), 0 if seed is None else int(seed))
     if problem.c.size:
         with np.errstate(all="ignore"):  # Inf and NaN are what is being judged
             search.run()
     return search.verdict()
 
 
-def most_held_bytes(
-    matrices: int,
-    m: int,
-    n: int,
-    k: int,
-    dtypes: tuple[DType, DType, DType],
-    bound: bounds.Bound,
-) -> int:
-    """Return what `check` takes at most, for so many products of m×k by k×n.
-
-    ``dtypes`` are those of a, b and c, canonical.
-    """
-    result = dtypes[2]
-    parts = 2 if result.kind == "c" else 1
-    at_once = min(matrices, _matrices_at_once(m, n, k, parts))
-    small = parts * at_once * (_OPERAND_BYTES * (m * k + k * n) + _RESULT_BYTES * m * n)
-    if _recomputes(m, n, k, result):
-        large = _PANELS_BYTES + 2 * (m + n)
-    elif result.kind in "iu":
-        large = _PANELS_BYTES + 256 * (m + n + k)
-    else:
-        width = parts * (2 if Rule.of(bound, *dtypes).is_wide else 1)
-        large = 2 * _PANELS_BYTES + _LINE_BYTES * width * (m + n + k)
-    return _LEAST_BYTES + min(small, large)
-
-
-def _adopted(x: Any, name: str) -> Array:
+def _adopted(x: Any, name: str) -> Array | Unread:
+    if isinstance(x, Unread):
+        return x
     if isinstance(x, (str, PathLike)):
         raise DTypeError(
             f"{name} is the text {fspath(x)!r}; check compares arrays, such as "
@@ -169,16 +142,17 @@ def _adopted(x: Any, name: str) -> Array:
 class _Problem:
     """Operands and result as batches of matrices of canonical types; nothing is copied."""
 
-    a: Array  # (*batch, m, k)
-    b: Array
-    c: Array
-    given: tuple[Array, Array, Array]
+    a: Any  # (*batch, m, k), an array or unread, as are all
+    b: Any
+    c: Any
+    given: Matrices
+    dtypes: tuple[DType, DType, DType]  # canonical
     bound: bounds.Bound
     rule: Rule | None  # None where the product is exact
 
     @classmethod
-    def of(cls, a: Array, b: Array, c: Array, bound: bounds.Bound | None) -> _Problem:
-        kinds = [canonical(x.dtype, name) for name, x in (("a", a), ("b", b), ("c", c))]
+    def of(cls, a: Any, b: Any, c: Any, bound: bounds.Bound | None) -> _Problem:
+        kinds = (canonical(a.dtype, "a"), canonical(b.dtype, "b"), canonical(c.dtype, "c"))
         if any(kind.type in (np.longdouble, np.clongdouble) for kind in kinds):
             raise DTypeError("check covers types up to float64 and complex128, not longdouble")
         for name, x in (("a", a), ("b", b)):
@@ -208,10 +182,11 @@ class _Problem:
             raise OptionError(f"bound is one for K = {bound.k}, and a has K = {k}")
         result = c if b.ndim > 1 else c[..., np.newaxis]
         return cls(
-            a=np.broadcast_to(rows, (*batch, m, k)),
-            b=np.broadcast_to(columns, (*batch, k, n)),
+            a=broadcast_to(rows, (*batch, m, k)),
+            b=broadcast_to(columns, (*batch, k, n)),
             c=result if a.ndim > 1 else result[..., np.newaxis, :],
             given=(a, b, c),
+            dtypes=kinds,
             bound=bound,
             rule=None if kinds[2].kind in "biu" else Rule.of(bound, *kinds),
         )
@@ -222,55 +197,22 @@ class _Problem:
 
     @property
     def batch(self) -> tuple[int, ...]:
-        return self.c.shape[:-2]
+        shape: tuple[int, ...] = self.c.shape
+        return shape[:-2]
 
     def index(self, at: tuple[int, ...], i: int, j: int) -> tuple[int, ...]:
         """Return the index into c, as it was given, of an element of one matrix."""
         a, b, _ = self.given
-        return at + (i,) * (a.ndim > 1) + (j,) * (b.ndim > 1)
-
-
-class _Wrong:
-    """The wrong elements of one matrix: their rows and columns, and, while there is room, which."""
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.shape = shape
-        self.is_complete = True
-        self.rows, self.columns = (np.zeros(size, bool) for size in shape)
-        self._found: list[Indices] = []  # into the flattened matrix, some of them twice
-
-    def add(self, rows: Indices, columns: Indices) -> None:
-        self.rows[rows] = True
-        self.columns[columns] = True
-        self._found.append(rows * self.shape[1] + columns)
-        if sum(x.size for x in self._found) > 2 * _WRONG_KEPT:
-            self._settle()
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
-
-    def extent(self) -> tuple[Indices, Indices]:
-        """Return the rows, and the columns, that hold wrong elements."""
-        return np.flatnonzero(self.rows), np.flatnonzero(self.columns)
-
-    def elements(self) -> tuple[Indices, Indices]:
-        """Return the rows and columns of the elements kept, in row-major order."""
-        self._settle()
-        rows, columns = np.divmod(self._found[0], self.shape[1])
-        return rows, columns
-
-    def _settle(self) -> None:
-        found = np.sort(np.concatenate(self._found))
-        found = found[np.diff(found, prepend=-1) > 0]
-        self.is_complete &= found.size <= _WRONG_KEPT
-        self._found = [found[:_WRONG_KEPT]]
+        return at + (i,) * int(a.ndim > 1) + (j,) * int(b.ndim > 1)
 
 
 class _Search:
     """One call of `check`: looks for wrong elements, and keeps account of what was seen."""
 
-    def __init__(self, problem: _Problem, rounds: int, seed: int) -> None:
-        self.problem, self.rule = problem, problem.rule
+    def __init__(self, problem: _Problem, room: Room, rounds: int, seed: int) -> None:
+        self.problem, self.rule, self.room = problem, problem.rule, room
+        self.tile = room.panel // 8  # elements of C that are recomputed together
+        self.kept = room.panel // 4  # wrong elements that are remembered one by one
         self.rounds, self.seed = rounds, seed
         self.parts = 2 if self.rule is not None and self.rule.is_complex else 1
         self.uses_sums = False
@@ -286,18 +228,24 @@ class _Search:
         self.notes: list[str] = []
 
     def run(self) -> None:
-        m, n, k = self.problem.sizes
-        if _recomputes(m, n, k, self.problem.c.dtype):
+        if self.room.recomputes:
             self._recompute()
             return
         self.uses_sums = True
+        m, n, k = self.problem.sizes
         for number, at in enumerate(np.ndindex(self.problem.batch)):
-            wrong = _Wrong((m, n))
+            wrong = Wrong((m, n), self.kept)
             rng = np.random.default_rng((self.seed, number, m, n, k))
-            if self.rule is None:
-                self._sum_integers(at, wrong, rng)
-            else:
-                self._sum_floats(at, wrong, rng, self.rule)
+            a, b, c = self._matrices(at)
+            for rows in _cut(slice(0, m), self.room.rows):
+                for columns in _cut(slice(0, n), self.room.columns):
+                    part = a[rows], b[:, columns], c[rows, columns]
+                    found = Wrong(part[2].shape, self.kept)
+                    if self.rule is None:
+                        self._sum_integers(part, found, rng)
+                    else:
+                        self._sum_floats(part, found, rng, self.rule)
+                    wrong.take(found, rows.start, columns.start)
             self._report(at, wrong)
 
     def verdict(self) -> Check:
@@ -333,52 +281,50 @@ class _Search:
 
     def _recompute(self) -> None:
         """Look at every element; at many matrices at a time while they are small."""
-        m, n, k = self.problem.sizes
-        batch = self.problem.batch
-        at_once = _matrices_at_once(m, n, k, self.parts)
+        m, n, _ = self.problem.sizes
+        batch, at_once = self.problem.batch, self.room.matrices
         if at_once <= 1:
             for at in np.ndindex(batch):
-                wrong = _Wrong((m, n))
-                self._look(at, wrong, slice(0, m), slice(0, n))
+                wrong = Wrong((m, n), self.kept)
+                self._look(self._matrices(at), wrong, slice(0, m), slice(0, n))
                 self._report(at, wrong)
             return
-        for start in range(0, prod(batch), at_once):
-            stop = min(start + at_once, prod(batch))
-            some = np.unravel_index(np.arange(start, stop), batch) if batch else ...
-            a, b, c = (x[some] for x in (self.problem.a, self.problem.b, self.problem.c))
-            is_wrong = self._measure(a, b, c).reshape(stop - start, m, n)
+        start = 0
+        for some in _stacks(batch, at_once):
+            is_wrong = self._measure(*self._matrices(some)).reshape(-1, m, n)
             for number in np.flatnonzero(is_wrong.any(axis=(1, 2))):
-                wrong = _Wrong((m, n))
+                wrong = Wrong((m, n), self.kept)
                 wrong.add(*np.nonzero(is_wrong[number]))
                 at = np.unravel_index(start + number, batch) if batch else ()
                 self._report(tuple(map(int, at)), wrong)
+            start += len(is_wrong)
 
     def _sum_floats(
-        self, at: tuple[int, ...], wrong: _Wrong, rng: np.random.Generator, rule: Rule
+        self, part: Matrices, wrong: Wrong, rng: np.random.Generator, rule: Rule
     ) -> None:
         """Look where the sums over random signs are unusual."""
-        a, b, c = self._matrices(at)
-        sums = random_sums(a, b, c, rule, self.rounds, rng, wrong.add)
+        sums = random_sums(*part, rule, self.rounds, rng, wrong.add, self.room)
         self.square_sum += sums.square_sum
-        reach = self._look_at_unusual(at, wrong, sums)
+        reach = self._look_at_unusual(part, wrong, sums)
         for block, span in enumerate(_spans(sums.rows.edges)):
-            self._look(at, wrong, np.flatnonzero(sums.inf_blocks[:, block] | sums.inf_rows), span)
+            self._look(part, wrong, np.flatnonzero(sums.inf_blocks[:, block] | sums.inf_rows), span)
         for span in _spans(sums.columns.edges):
-            self._look(at, wrong, span, np.flatnonzero(sums.inf_columns))
+            self._look(part, wrong, span, np.flatnonzero(sums.inf_columns))
         bound = rule.bound
         magnitude = 2.0 ** min(sums.rows.norm_log2 + sums.columns.norm_log2, 1023.0)
         allowed = bound.factor * magnitude + bound.rounding * sums.largest + bound.underflow
         seen = allowed + float(rule.own_error(np.array(magnitude)))
         self.smallest_error = max(self.smallest_error, reach, seen)
 
-    def _look_at_unusual(self, at: tuple[int, ...], wrong: _Wrong, sums: Sums) -> float:
+    def _look_at_unusual(self, part: Matrices, wrong: Wrong, sums: Sums) -> float:
         """Recompute the blocks with unusual sums; return the least error they cannot hide."""
         k = self.problem.sizes[2]
         reach, unusual, is_cut = 0.0, [], []
+        always, work = (max(x // self.room.parts, 1) for x in (ALWAYS_LOOKED_AT, LOOKING_WORK))
         for side, is_row in ((sums.rows, True), (sums.columns, False)):
             spans = _spans(side.edges)
-            room = max(LOOKING_WORK // (k * int(np.diff(side.edges).max())), ALWAYS_LOOKED_AT)
-            signs, threshold = _unusual(side.score, self.rounds, 4.0, ALWAYS_LOOKED_AT, room)
+            room = max(work // (k * int(np.diff(side.edges).max())), always)
+            signs, threshold = _unusual(side.score, self.rounds, 4.0, always, room)
             plain, _ = _unusual(side.plain, 1, 8.0, 1, room)
             both = np.union1d(signs, plain)
             items = np.union1d(signs[:room], plain[:room])
@@ -389,7 +335,7 @@ class _Search:
                 items = np.union1d(items, both[:room])
             for block, span in enumerate(spans):
                 chosen = items[items % len(spans) == block] // len(spans)
-                self._look(at, wrong, *((chosen, span) if is_row else (span, chosen)))
+                self._look(part, wrong, *((chosen, span) if is_row else (span, chosen)))
             escaping = threshold * side.unit if threshold else 0.0
             reach = max(reach, float(np.max(escaping + side.floor)))
         if not wrong and any(is_cut):
@@ -402,10 +348,10 @@ class _Search:
             wrong.rows[unusual[0]] = True
             wrong.columns[unusual[1]] = True
         elif wrong:
-            self._look_around(at, wrong)
+            self._look_around(part, wrong)
         return reach
 
-    def _look_around(self, at: tuple[int, ...], wrong: _Wrong) -> None:
+    def _look_around(self, part: Matrices, wrong: Wrong) -> None:
         """Recompute the surroundings of what is wrong: small errors there may not stand out."""
         k = self.problem.sizes[2]
         for step in (NEIGHBOURHOOD, 1):
@@ -413,56 +359,75 @@ class _Search:
                 slice(int(x[0]) // step * step, min(-(-(int(x[-1]) + 1) // step) * step, size))
                 for x, size in zip(wrong.extent(), wrong.shape, strict=True)
             )
-            if _size(rows) * _size(columns) * k <= LOOKING_WORK:
-                self._look(at, wrong, rows, columns)
+            if _size(rows) * _size(columns) * k <= LOOKING_WORK // self.room.parts:
+                self._look(part, wrong, rows, columns)
                 return
 
-    def _sum_integers(self, at: tuple[int, ...], wrong: _Wrong, rng: np.random.Generator) -> None:
+    def _sum_integers(self, part: Matrices, wrong: Wrong, rng: np.random.Generator) -> None:
         """Look at the elements in rows and columns whose sums differ."""
-        m, n, k = self.problem.sizes
-        is_odd_row, is_odd_column = modular.odd_sums(*self._matrices(at), self.rounds, rng)
+        (m, n), k, room = wrong.shape, self.problem.sizes[2], self.room
+        is_odd_row, is_odd_column = modular.odd_sums(
+            *part, self.rounds, rng, room.sum_panel, room.terms
+        )
         rows, columns = np.flatnonzero(is_odd_row), np.flatnonzero(is_odd_column)
         if not rows.size and not columns.size:
             return
         # One side may have missed what the other saw.
         rows = rows if rows.size else np.arange(m)
         columns = columns if columns.size else np.arange(n)
-        room = max(LOOKING_INTEGER_WORK // (columns.size * max(k, 1)), 1)
-        self._look(at, wrong, rows[:room], columns)
-        wrong.is_complete &= rows.size <= room
+        most = max(LOOKING_INTEGER_WORK // room.parts // (columns.size * max(k, 1)), 1)
+        self._look(part, wrong, rows[:most], columns)
+        wrong.is_complete &= rows.size <= most
         if not wrong.is_complete:
             wrong.rows[rows] = True
             wrong.columns[columns] = True
 
-    def _look(self, at: tuple[int, ...], wrong: _Wrong, rows: Span, columns: Span) -> None:
-        """Recompute the elements in some rows and columns of one matrix."""
-        a, b, c = self._matrices(at)
-        k = max(self.problem.sizes[2], 1)
-        width = min(max(PANEL // k, 1), _TILE) if isinstance(columns, np.ndarray) else _TILE
+    def _look(self, part: Matrices, wrong: Wrong, rows: Span, columns: Span) -> None:
+        """Recompute the elements in some rows and columns of a part of C.
+
+        What is listed is taken from its operand once; where all are, pieces of both are.
+        """
+        a, b, c = part
+        height, width = self._tile_of(rows, columns)
         for some_columns in _cut(columns, width):
-            height = max(_TILE // _size(some_columns), 1)
-            if isinstance(rows, np.ndarray):
-                height = min(height, max(PANEL // k, 1))
+            right_factor = taken(b, slice(None), some_columns)
             for some_rows in _cut(rows, height):
-                part = c[some_rows][:, some_columns]
-                is_wrong = self._measure(a[some_rows], b[:, some_columns], part)
+                is_wrong = self._measure(
+                    taken(a, some_rows, slice(None)),
+                    right_factor,
+                    taken(c, some_rows, some_columns),
+                )
                 i, j = np.nonzero(is_wrong)
                 if i.size:
                     wrong.add(_indices(some_rows)[i], _indices(some_columns)[j])
-                for x in (a, b, c):
+                for x in part:
                     release(x)
 
-    def _measure(self, a: Array, b: Array, c: Array) -> Bools:
+    def _tile_of(self, rows: Span, columns: Span) -> tuple[int, int]:
+        """Return the edges of the tiles that are recomputed.
+
+        About square, or longer where K is short: then the pieces of operands are square too, and
+        so are stretches of files long, in whichever order they are stored.
+        """
+        edge = isqrt(self.tile)
+        lines = max(self.room.panel // 4 // max(self.problem.sizes[2], 1), 1)
+        most = [lines if isinstance(span, np.ndarray) else self.tile for span in (rows, columns)]
+        height = max(min(_size(rows), edge, most[0]), 1)
+        width = min(max(_size(columns), 1), max(edge, min(self.tile // height, lines)), most[1])
+        height = min(max(_size(rows), 1), max(edge, min(self.tile // width, lines)), most[0])
+        return height, width
+
+    def _measure(self, a: Any, b: Any, c: Any) -> Bools:
         """Return which elements of ``c`` (..., r, s) are not those of ``a @ b``."""
         self.recomputed += c.size
-        rule = self.rule
+        rule, c = self.rule, np.asarray(c)
         if rule is None:
-            is_wrong = modular.differs(a, b, c)
+            is_wrong = modular.differs(a, b, c, self.room.panel)
             self.ratio = max(self.ratio, inf if is_wrong.any() else 0.0)
             return is_wrong
         kind = np.complex128 if rule.is_complex else np.float64
         got = left(c.astype(kind))
-        found = compare(_pieces(a, b, kind), got, rule)
+        found = compare(_pieces(a, b, kind, self.room.panel), got, rule)
         is_wrong, ratio = found.is_wrong, found.ratio
         unsure = np.argwhere(found.is_unsure)
         unsure = unsure[np.argsort(-ratio[found.is_unsure])]
@@ -473,7 +438,8 @@ class _Search:
             *matrix, i, j = map(int, place)
             here, (column, part) = tuple(matrix), divmod(j, self.parts)
             value = float(got[(*here, i, j)])
-            proof = prove(a[here][i], b[here][:, column], value, part, rule)
+            row, terms = np.asarray(a[here][i]), np.asarray(b[here][:, column])
+            proof = prove(row, terms, value, part, rule)
             is_wrong[(*here, i, j)] = not proof.is_right
             ratio[(*here, i, j)] = proof.ratio
         if not self.uses_sums:
@@ -482,7 +448,7 @@ class _Search:
         self.ratio = max(self.ratio, float(np.nanmax(ratio, initial=0.0)))
         return is_wrong if self.parts == 1 else is_wrong[..., ::2] | is_wrong[..., 1::2]
 
-    def _report(self, at: tuple[int, ...], wrong: _Wrong) -> None:
+    def _report(self, at: tuple[int, ...], wrong: Wrong) -> None:
         """Take account of a wrong matrix: prove the first of its wrong elements."""
         if not wrong:
             return
@@ -507,16 +473,17 @@ class _Search:
     def _mismatch(self, at: tuple[int, ...], i: int, j: int) -> Mismatch | None:
         """Return an element as proven wrong in exact arithmetic; None if it is right."""
         a, b, c = self._matrices(at)
-        index, got = self.problem.index(at, i, j), c[i, j]
+        row, column, got = np.asarray(a[i]), np.asarray(b[:, j]), np.asarray(c[i, j])[()]
+        index = self.problem.index(at, i, j)
         if self.rule is None:
-            whole = modular.element(a[i], b[:, j], c.dtype)
+            whole = modular.element(row, column, c.dtype)
             if got == whole:
                 return None
             return Mismatch(index=index, got=got.item(), expected=whole, allowed=0.0)
         values = (got.real, got.imag) if self.parts == 2 else (got,)
         expected: complex
         proofs = [
-            prove(a[i], b[:, j], float(value), part, self.rule) for part, value in enumerate(values)
+            prove(row, column, float(value), part, self.rule) for part, value in enumerate(values)
         ]
         wrong = [proof for proof in proofs if not proof.is_right]
         if not wrong:
@@ -529,21 +496,9 @@ class _Search:
             allowed=wrong[0].allowed,
         )
 
-    def _matrices(self, at: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    def _matrices(self, at: tuple[int | slice, ...]) -> Matrices:
         problem = self.problem
         return problem.a[at], problem.b[at], problem.c[at]
-
-
-def _matrices_at_once(m: int, n: int, k: int, parts: int) -> int:
-    """Return how many matrices are recomputed together."""
-    return max(PANEL // 8 // (max(m * k, k * n, m * n, 1) * parts**2), 1)
-
-
-def _recomputes(m: int, n: int, k: int, result: DType) -> bool:
-    """Say whether every element of a product is recomputed."""
-    if result.kind in "biu":
-        return m * n * k <= RECOMPUTED_INTEGER_WORK or result.kind == "b"
-    return m * n * k <= RECOMPUTED_WORK or min(m, n, k) <= RECOMPUTED_SIDE
 
 
 def _unusual(
@@ -568,20 +523,33 @@ def _unusual(
     return order, min(limit, float(flat[order[always - 1]]))
 
 
-def _pieces(a: Array, b: Array, kind: type) -> Iterator[tuple[Floats, Floats]]:
-    """Yield both factors in float64, cut along K into pieces of a few megabytes."""
+def _pieces(a: Any, b: Any, kind: type, panel: int) -> Iterator[tuple[Floats, Floats]]:
+    """Yield both factors in float64, cut along K into pieces of a quarter of a panel."""
     width = max(a[..., 0].size, b[..., 0, :].size, 1) if a.shape[-1] else 1
-    step = max(PANEL // (4 * width), 1)
-    for start in range(0, a.shape[-1], step):
-        piece = slice(start, start + step)
-        yield left(a[..., piece].astype(kind)), right(b[..., piece, :].astype(kind))
+    for piece in _cut(slice(0, a.shape[-1]), max(panel // (4 * width), 1)):
+        ours, others = np.asarray(a[..., piece]), np.asarray(b[..., piece, :])
+        yield left(ours.astype(kind)), right(others.astype(kind))
+
+
+def _stacks(batch: tuple[int, ...], most: int) -> Iterator[tuple[int | slice, ...]]:
+    """Yield parts of a batch in order, each of at most ``most`` matrices that are neighbours."""
+    axis, inside = len(batch), 1
+    while axis and inside * batch[axis - 1] <= most:
+        axis -= 1
+        inside *= batch[axis]
+    if not axis:
+        yield ()
+        return
+    for at in np.ndindex(batch[: axis - 1]):
+        for some in _cut(slice(0, batch[axis - 1]), most // inside):
+            yield (*at, some)
 
 
 def _spans(edges: Indices) -> list[slice]:
     return [slice(int(i), int(j)) for i, j in pairwise(edges)]
 
 
-def _cut(span: Span, step: int) -> Iterator[Span]:
+def _cut(span: Span, step: int) -> Iterator[Any]:
     if isinstance(span, slice):
         for start in range(span.start, span.stop, step):
             yield slice(start, min(start + step, span.stop))

@@ -22,18 +22,13 @@ from numpy.typing import NDArray
 
 from .elements import UNIT, Array, Bools, Floats, Rule, left, right
 from .panels import panels
+from .room import Room
+from .unread import Unread
 
-__all__ = ["PANEL", "Side", "Sums", "random_sums"]
+__all__ = ["Side", "Sums", "random_sums"]
 
 Exponents = NDArray[np.int32]
 Edges = NDArray[np.int64]
-
-#: Blocks that the columns, and the rows, are cut into. Smaller blocks see smaller errors; each
-#: costs as much as one vector a round.
-BLOCKS = 8
-
-#: Elements of a panel in float64: 8 MiB. About five copies of a panel live at a time.
-PANEL = 2**20
 
 _NOTHING = -(2**14)  # stands for the exponent of zero, below every other
 
@@ -68,43 +63,51 @@ class Sums:
 
 
 def random_sums(
-    a: Array,
-    b: Array,
-    c: Array,
+    a: Array | Unread,
+    b: Array | Unread,
+    c: Array | Unread,
     rule: Rule,
     rounds: int,
     rng: np.random.Generator,
     found_wrong: Callable[[Edges, Edges], None],
+    room: Room,
 ) -> Sums:
     """Return the sums of one product in ``rounds`` rounds.
 
     Parameters
     ----------
-    a, b, c : ndarray (m, k), (k, n), (m, n)
+    a, b, c : ndarray or Unread (m, k), (k, n), (m, n)
         Read in panels: a twice, b three times (float64: four), c once.
     rounds : int
         Vectors of random signs, on each side.
     found_wrong : callable
         Told the rows and columns of elements that are wrong beyond doubt: NaN where all operands
         are finite, or none where an operand is NaN.
+    room : Room
+        For panels, of which about five copies in float64 live at a time, and for pieces of K, whose
+        sums do; and the number of blocks.
     """
     with np.errstate(all="ignore"):
-        scaled = _Scaled(a, b, c, rule, found_wrong)
-        by_rows = _Accumulator(*scaled.sizes, scaled.parts, rule, rounds, rng)
-        by_columns = _Accumulator(*scaled.sizes[::-1], 1, rule, rounds, rng)
-        for rows, columns, x in scaled.panels_of_b():
-            by_rows.add_inner(rows, columns, x)
-        by_rows.end_inner()
-        for rows, columns, x in scaled.panels_of_a():
-            by_rows.add_outer(rows, columns, x)
-            by_columns.add_inner(columns, rows, x.T)
-        by_columns.end_inner()
+        scaled = _Scaled(a, b, c, rule, found_wrong, room.sum_panel)
+        by_rows = _Accumulator(*scaled.sizes, scaled.parts, rule, rounds, rng, room.blocks)
+        by_columns = _Accumulator(*scaled.sizes[::-1], 1, rule, rounds, rng, room.blocks)
+        for piece in scaled.pieces(room.terms):
+            by_rows.begin_inner(piece)
+            for rows, columns, x in scaled.panels_of_b(piece):
+                by_rows.add_inner(rows, columns, x)
+            by_rows.end_inner()
+            by_columns.begin_inner(piece)
+            for rows, columns, x in scaled.panels_of_a(piece):
+                by_rows.add_outer(rows, columns, x)
+                by_columns.add_inner(columns, rows, x.T)
+            by_columns.end_inner()
+            for rows, columns, x in scaled.panels_of_b(piece):
+                by_columns.add_outer(columns, rows, x.T)
         for rows, columns, x in scaled.panels_of_c(by_rows.edges, by_columns.edges):
             by_rows.add_result(rows, columns, x)
             by_columns.add_result(columns, rows, x.T)
         row_side = by_rows.side(scaled.p, scaled.t, scaled.inf_blocks)
-        for rows, columns, x in scaled.panels_of_b():
-            by_columns.add_outer(columns, rows, x.T)
+        del by_rows
         column_side = by_columns.side(scaled.t, scaled.p, scaled.inf_in_columns, scaled.parts)
     return Sums(
         rows=row_side,
@@ -132,9 +135,10 @@ class _Accumulator:
         rule: Rule,
         rounds: int,
         rng: np.random.Generator,
+        blocks: int,
     ) -> None:
         elements = columns // parts
-        self.edges = np.linspace(0, elements, min(elements, BLOCKS) + 1).astype(np.int64)
+        self.edges = np.linspace(0, elements, min(elements, blocks) + 1).astype(np.int64)
         self._rule, self._terms = rule, terms
         self._edges = self.edges * parts
         self._width = int(np.diff(self._edges).max())
@@ -147,13 +151,18 @@ class _Accumulator:
         growth = ceil(log2(self._width)) + ceil(log2(terms))
         self._bits = max((52 - growth) // 2, 4)
         self._result_bits = max(52 - growth, 8)
-        pieces = 2 if rule.is_wide else 1
-        self._inner = [np.zeros((terms, blocks, vectors)) for _ in range(pieces)]
+        self._inner: list[Floats] = []
         self._y: list[Floats] = []
-        self._d = [np.zeros((rows, blocks, vectors)) for _ in range(pieces)]
+        self._d = [np.zeros((rows, blocks, vectors)) for _ in range(2 if rule.is_wide else 1)]
         self._row_squares = np.zeros(rows)
         self._column_squares = np.zeros(columns)
         self._result_squares = np.zeros((rows, blocks) if rule.bound.rounding else 0)
+
+    def begin_inner(self, piece: slice) -> None:
+        """Begin with a piece of K, from whose start the terms of panels count."""
+        self._y = []
+        shape = piece.stop - piece.start, *self._d[0].shape[1:]
+        self._inner = [np.zeros(shape) for _ in self._d]
 
     def add_inner(self, rows: slice, columns: slice, x: Floats) -> None:
         """Take in a panel of B': ``y = B'·x``."""
@@ -162,8 +171,8 @@ class _Accumulator:
         self._column_squares[columns] += np.einsum("ij,ij->j", x, x)
 
     def end_inner(self) -> None:
-        """Make ready for A', once all of B' is in."""
-        self._y = [total.reshape(self._terms, -1) for total in self._inner]
+        """Make ready for A', once all of the piece of B' is in."""
+        self._y = [total.reshape(len(total), -1) for total in self._inner]
         self._inner = []
         if self._rule.is_wide:
             high, rest = self._cut(self._y[0], self._bits)
@@ -331,13 +340,15 @@ class _Scaled:
 
     def __init__(
         self,
-        a: Array,
-        b: Array,
-        c: Array,
+        a: Array | Unread,
+        b: Array | Unread,
+        c: Array | Unread,
         rule: Rule,
         found_wrong: Callable[[Edges, Edges], None],
+        panel_size: int,
     ) -> None:
         self._a, self._b, self._c, self._rule = a, b, c, rule
+        self._panel_size = panel_size
         self._found_wrong = found_wrong
         self.parts = 2 if rule.is_complex else 1
         m, n, terms = a.shape[0], b.shape[1] * self.parts, rule.terms
@@ -361,15 +372,23 @@ class _Scaled:
             self.a_seen.look(*panel, column_shift=self.q if self.q.any() else None)
         self.p = settled(self.a_seen.row_powers)
 
-    def panels_of_a(self) -> Iterator[tuple[slice, slice, Floats]]:
-        for rows, columns, x in self._read(self._a, left):
-            x[self.a_seen.odd_rows[rows]] = 0
-            yield rows, columns, _shifted(x, -self.p[rows], self.q[columns])
+    def pieces(self, terms: int) -> Iterator[slice]:
+        """Yield pieces of K, of so many terms of the given matrices."""
+        k, step = self.sizes[1], self.parts * max(terms, 1)
+        for start in range(0, k, step):
+            yield slice(start, min(start + step, k))
 
-    def panels_of_b(self) -> Iterator[tuple[slice, slice, Floats]]:
-        for rows, columns, x in self._read(self._b, right):
+    def panels_of_a(self, piece: slice) -> Iterator[tuple[slice, slice, Floats]]:
+        q = self.q[piece]
+        for rows, columns, x in self._read(self._a[:, _divided(piece, self.parts)], left):
+            x[self.a_seen.odd_rows[rows]] = 0
+            yield rows, columns, _shifted(x, -self.p[rows], q[columns])
+
+    def panels_of_b(self, piece: slice) -> Iterator[tuple[slice, slice, Floats]]:
+        q = self.q[piece]
+        for rows, columns, x in self._read(self._b[_divided(piece, self.parts)], right):
             x[:, self.b_seen.odd_columns[columns]] = 0
-            yield rows, columns, _shifted(x, -self.q[rows], -self.t[columns])
+            yield rows, columns, _shifted(x, -q[rows], -self.t[columns])
 
     def panels_of_c(
         self, column_edges: Edges, row_edges: Edges
@@ -417,7 +436,7 @@ class _Scaled:
         self.inf_in_columns[j, np.searchsorted(row_edges, i, side="right") - 1] = True
 
     def _read(
-        self, x: Array, convert: Callable[[Array], Floats], is_look: bool = False
+        self, x: Array | Unread, convert: Callable[[Array], Floats], is_look: bool = False
     ) -> Iterator[tuple[slice, slice, Floats]]:
         """Yield the panels of a matrix as the real ones they stand for, in float64.
 
@@ -426,7 +445,7 @@ class _Scaled:
         across = self.parts
         down = self.parts if convert is right else 1
         is_left = is_look and x.dtype == np.float32 and not self._rule.is_complex
-        for rows, columns, panel in panels(x, PANEL // (across * down)):
+        for rows, columns, panel in panels(x, self._panel_size // (across * down)):
             if self._rule.is_complex:
                 panel = panel.astype(np.complex128, copy=False)
             yield _times(rows, down), _times(columns, across), panel if is_left else convert(panel)
@@ -458,6 +477,10 @@ def _shifted(x: Floats, row_powers: Exponents, column_powers: Exponents) -> Floa
 
 def _times(s: slice, factor: int) -> slice:
     return slice(s.start * factor, s.stop * factor)
+
+
+def _divided(s: slice, factor: int) -> slice:
+    return slice(s.start // factor, s.stop // factor)
 
 
 def _of_pairs(x: Array, parts: int) -> Array:

@@ -272,8 +272,8 @@ def _exact_element(
 def _exact_dot(x: Array, y: Array) -> tuple[Fraction, Fraction]:
     """Return ``Σ xy`` and ``Σ |xy|``: integers of Python, over one power of two a piece."""
     total = size = Fraction(0)
-    for start in range(0, x.size, 2**16):
-        piece = slice(start, start + 2**16)
+    for start in range(0, x.size, 2**8):
+        piece = slice(start, start + 2**8)
         (x_whole, x_power), (y_whole, y_power) = _as_integers(x[piece]), _as_integers(y[piece])
         terms = [
             (u * v, i + j)

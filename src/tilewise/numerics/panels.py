@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .unread import Unread
+
 __all__ = ["panels", "release"]
 
 Array = NDArray[Any]
 
 
-def panels(x: Array, limit: int) -> Iterator[tuple[slice, slice, Array]]:
+def panels(x: Array | Unread, limit: int) -> Iterator[tuple[slice, slice, Array]]:
     """Yield rows, columns and the panel ``x[rows, columns]``, of at most ``limit`` elements.
 
     Panels follow the storage: whole rows of a row-major matrix, whole columns of a column-major
@@ -31,11 +33,11 @@ def panels(x: Array, limit: int) -> Iterator[tuple[slice, slice, Array]]:
         for begin in range(0, along, length):
             inner = slice(begin, min(begin + length, along))
             rows, columns = (outer, inner) if by_rows else (inner, outer)
-            yield rows, columns, x[rows, columns]
+            yield rows, columns, np.asarray(x[rows, columns])
             release(x)
 
 
-def release(x: Array) -> None:
+def release(x: Array | Unread) -> None:
     """Hand back the pages of a memory-mapped file under ``x``; do nothing for other arrays."""
     mode: str | None = None
     base: Any = x

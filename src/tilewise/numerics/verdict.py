@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Check", "Mismatch", "Where", "locate", "runs"]
+__all__ = ["Check", "Mismatch", "Where", "Wrong", "locate", "runs"]
 
 Number = bool | int | float | complex
 
@@ -205,6 +205,51 @@ class Check:
         lines.append(f"  how       {how}")
         lines.extend(f"  note      {note}" for note in self.notes)
         return "\n".join(lines)
+
+
+class Wrong:
+    """The wrong elements of one matrix: their rows and columns, and, while there is room, which."""
+
+    def __init__(self, shape: tuple[int, int], kept: int) -> None:
+        self.shape, self._kept = shape, kept
+        self.is_complete = True
+        self.rows, self.columns = (np.zeros(size, bool) for size in shape)
+        self._found: list[NDArray[np.int64]] = []  # into the flattened matrix, some of them twice
+
+    def add(self, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> None:
+        self.rows[rows] = True
+        self.columns[columns] = True
+        self._found.append(rows * self.shape[1] + columns)
+        if sum(x.size for x in self._found) > 2 * self._kept:
+            self._settle()
+
+    def take(self, part: Wrong, row: int, column: int) -> None:
+        """Add what is wrong in a part of the matrix that begins there."""
+        if part:
+            rows, columns = part.elements()
+            self.add(rows + row, columns + column)
+        self.rows[row : row + part.shape[0]] |= part.rows
+        self.columns[column : column + part.shape[1]] |= part.columns
+        self.is_complete &= part.is_complete
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def extent(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows, and the columns, that hold wrong elements."""
+        return np.flatnonzero(self.rows), np.flatnonzero(self.columns)
+
+    def elements(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows and columns of the elements kept, in row-major order."""
+        self._settle()
+        rows, columns = np.divmod(self._found[0], self.shape[1])
+        return rows, columns
+
+    def _settle(self) -> None:
+        found = np.sort(np.concatenate(self._found))
+        found = found[np.diff(found, prepend=-1) > 0]
+        self.is_complete &= found.size <= self._kept
+        self._found = [found[: self._kept]]
 
 
 def locate(

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -24,6 +25,7 @@ from .._arrays import check_has_all_elements
 from .._memory import format_bytes
 from ..errors import DTypeError, FileError
 from ..numerics import dtypes
+from ..numerics.unread import Unread
 from . import hdf5, npy, zarrs
 from .flat import Box, FlatFile, FlatOutput, mapped_file, sync_path
 from .journal import Journal
@@ -67,8 +69,10 @@ class Output(Protocol):
     def sync(self) -> None:
         """Return when all that was written is durable."""
 
-    def mapped(self, folder: Path) -> NDArray[Any]:
-        """Return what was written as a memory map; ``folder`` is for what cannot be mapped."""
+    def unread(
+        self, shape: tuple[int, ...], folder: Path, part_bytes: int
+    ) -> AbstractContextManager[Unread]:
+        """Give what was written to look at, copied to ``folder`` by parts if it must be."""
 
     def commit(self) -> None:
         """Give it its final name."""
@@ -328,7 +332,7 @@ class Target:
             names = ", ".join(name for name, _ in copied)
             raise FileError(
                 f"{self.name} needs {format_bytes(output, is_needed=True)}, and to verify it "
-                f"{format_bytes(copies, is_needed=True)} for copies of what cannot be mapped "
+                f"{format_bytes(copies, is_needed=True)} for copies of what is no flat file "
                 f"({names}); {self.folder} has {format_bytes(free)} free. Make room, or do "
                 "without verify (--verify)"
             )

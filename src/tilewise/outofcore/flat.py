@@ -1,8 +1,8 @@
 """Matrices whose elements lie in a file as plain bytes, one after the other, from some offset on.
 
 Such are .npy files and contiguous HDF5 datasets. They are read and written box by box, never loaded
-whole, never mapped. Mapped pages count as resident memory until they are released, so boxes are
-read with pread into buffers that the caller reuses.
+whole, never mapped: mapped pages count as resident memory until they are released, and one that was
+cut off meanwhile ends the process. Boxes are read with pread into buffers that the caller reuses.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ import math
 import os
 import shutil
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .._memory import format_bytes
+from .._operand import c_strides
 from ..errors import FileError
+from ..numerics.unread import Unread
 
 __all__ = [
     "Box",
@@ -33,6 +38,7 @@ __all__ = [
     "mapped_file",
     "no_room",
     "reserve",
+    "spool",
     "stamp",
     "sync_path",
 ]
@@ -113,9 +119,8 @@ class FlatFile:
             for start, run in runs:
                 os.posix_fadvise(self.file.fileno(), start, run, os.POSIX_FADV_WILLNEED)
         for start, run in runs:
-            while run:
-                count = self._read_at(into[at : at + min(run, _LONGEST_READ)], start)
-                at, start, run = at + count, start + count, run - count
+            _fill(self.file, self.name, start, into[at : at + run])
+            at += run
         return self.view(box, buffer)
 
     def read_into(self, box: Box, into: NDArray[Any]) -> None:
@@ -150,12 +155,10 @@ class FlatFile:
         is_fortran = len(self.shape) > 1 and not self.is_fortran
         return replace(self, shape=self.shape[::-1], is_fortran=is_fortran)
 
-    def mapped(self, folder: Path) -> NDArray[Any]:
-        """Return the whole array as a read-only memory map; ``folder`` is for what has none."""
-        if not self.nbytes:
-            return np.empty(self.shape, self.dtype)
-        order: Literal["C", "F"] = "F" if self.is_fortran else "C"
-        return _mapped(self.name, self.path, self.dtype, self.offset, self.shape, order)
+    def unread(self, folder: Path, part_bytes: int) -> AbstractContextManager[Unread]:
+        """Give the whole array to look at; folder and bytes are for what must be copied for it."""
+        fill = partial(_fill, self.file, self.name)
+        return nullcontext(Unread(fill, self.dtype, self.shape, self.strides, self.offset))
 
     def identity(self) -> dict[str, Any]:
         """Return what tells this content from other content, for a journal."""
@@ -193,20 +196,6 @@ class FlatFile:
         if self.is_fortran:
             return _runs(self.shape[::-1], box[::-1], self.dtype.itemsize, self.offset)
         return _runs(self.shape, box, self.dtype.itemsize, self.offset)
-
-    def _read_at(self, into: memoryview, offset: int) -> int:
-        try:
-            if _HAS_PREAD:
-                count = os.preadv(self.file.fileno(), [into], offset)
-            else:
-                with _position_lock:
-                    self.file.seek(offset)
-                    count = self.file.readinto(into) or 0
-        except OSError as error:
-            raise FileError(f"{self.name} cannot be read at byte {offset}: {error}") from error
-        if count == 0:
-            raise FileError(f"{self.name} ends at byte {offset}: it was cut while it was read")
-        return count
 
 
 def mapped_file(x: np.memmap[Any, Any], operand: str) -> FlatFile | None:
@@ -278,11 +267,10 @@ class FlatOutput:
 
     def write(self, box: Box, values: NDArray[Any]) -> None:
         """Write the values of a box, an array of its shape and of the file's dtype."""
-        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-        at = 0
-        for start, run in _runs(self.grid, box, self.dtype.itemsize, self._offset):
-            self._write_at(flat[at : at + run], start)
-            at += run
+        try:
+            _write_box(self._file, self.grid, self._offset, box, values)
+        except OSError as error:
+            raise no_room(self._name, self.part, self.nbytes, error) from error
 
     def holds(self, box: Box) -> bool:
         """Whether a box is there: the file has had its whole size since it was opened."""
@@ -295,11 +283,13 @@ class FlatOutput:
         except OSError as error:
             raise no_room(self._name, self.part, self.nbytes, error) from error
 
-    def mapped(self, folder: Path) -> NDArray[Any]:
-        """Return what is written so far as a read-only memory map."""
-        if not self.nbytes:
-            return np.empty(self.grid, self.dtype)
-        return _mapped(self._name, self.part, self.dtype, self._offset, self.grid)
+    def unread(
+        self, shape: tuple[int, ...], folder: Path, part_bytes: int
+    ) -> AbstractContextManager[Unread]:
+        """Give what is written so far to look at, under the shape of the result."""
+        fill = partial(_fill, self._file, self._name)
+        strides = c_strides(shape, self.dtype.itemsize)
+        return nullcontext(Unread(fill, self.dtype, shape, strides, self._offset))
 
     def commit(self) -> None:
         """Make the data durable, then give the file its final name."""
@@ -320,18 +310,38 @@ class FlatOutput:
     def close(self) -> None:
         self._file.close()
 
-    def _write_at(self, data: memoryview, offset: int) -> None:
+
+@contextmanager
+def spool(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    parts: Iterator[tuple[Box, NDArray[Any]]],
+    folder: Path,
+    name: str,
+) -> Iterator[Unread]:
+    """Give boxes that make up an array to look at, from a nameless file that is gone afterwards.
+
+    Raises
+    ------
+    FileError
+        If there is no room for it in ``folder``.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    copy = f"a copy of {name} to check with"
+    with ExitStack() as stack:
         try:
-            while data:
-                if _HAS_PWRITE:
-                    count = os.pwrite(self._file.fileno(), data, offset)
-                else:
-                    with _position_lock:
-                        self._file.seek(offset)
-                        count = self._file.write(data)
-                data, offset = data[count:], offset + count
+            file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
         except OSError as error:
-            raise no_room(self._name, self.part, self.nbytes, error) from error
+            raise FileError(f"{folder} takes no {copy[2:]}: {error.strerror}") from error
+        if size:
+            reserve(file, size, copy, folder / "copy")
+        for box, values in parts:
+            try:
+                _write_box(file, shape, 0, box, values)
+            except OSError as error:
+                raise no_room(copy, folder / "copy", size, error) from error
+        fill = partial(_fill, file, copy)
+        yield Unread(fill, dtype, shape, c_strides(shape, dtype.itemsize), 0)
 
 
 def reserve(file: FileIO, size: int, name: str, part: Path) -> None:
@@ -389,18 +399,38 @@ def stamp(status: os.stat_result) -> Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _mapped(
-    name: str,
-    path: Path,
-    dtype: np.dtype[Any],
-    offset: int,
-    shape: tuple[int, ...],
-    order: Literal["C", "F"] = "C",
-) -> NDArray[Any]:
-    try:
-        return np.memmap(path, dtype, mode="r", offset=offset, shape=shape, order=order)
-    except OSError as error:
-        raise FileError(f"{name} cannot be mapped to check it: {error.strerror}") from error
+def _fill(file: FileIO, name: str, offset: int, into: memoryview) -> None:
+    """Read as many bytes as ``into`` has."""
+    while into:
+        try:
+            if _HAS_PREAD:
+                count = os.preadv(file.fileno(), [into[:_LONGEST_READ]], offset)
+            else:
+                with _position_lock:
+                    file.seek(offset)
+                    count = file.readinto(into[:_LONGEST_READ]) or 0
+        except OSError as error:
+            raise FileError(f"{name} cannot be read at byte {offset}: {error}") from error
+        if count == 0:
+            raise FileError(f"{name} ends at byte {offset}: it was cut while it was read")
+        into, offset = into[count:], offset + count
+
+
+def _write_box(
+    file: FileIO, shape: tuple[int, ...], offset: int, box: Box, values: NDArray[Any]
+) -> None:
+    """Write a box of a C-ordered array that begins at ``offset``."""
+    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    for start, run in _runs(shape, box, values.itemsize, offset):
+        some, flat = flat[:run], flat[run:]
+        while some:
+            if _HAS_PWRITE:
+                count = os.pwrite(file.fileno(), some, start)
+            else:
+                with _position_lock:
+                    file.seek(start)
+                    count = file.write(some)
+            some, start = some[count:], start + count
 
 
 def _runs(

@@ -7,6 +7,7 @@ durable and then records it, so that a run that was stopped goes on where it was
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from .._arrays import no_stream
 from .._plan import Plan
 from .._shield import unmasked
 from ..errors import CheckError, FileError, OptionError, ShapeError
-from ..numerics.verdict import Where
+from ..numerics.verdict import Check, Where
 from .account import Account, Progress, Report
 from .files import FileOperand, FileResult, Matrix, Output, Target, open_matrix
 from .journal import Journal
@@ -68,10 +69,10 @@ def multiply_files(
         usually alike; on GPUs what is free there, and 256 MiB of the host for each unless chunks
         are larger.
     verify : bool
-        Check the result by `check` before it gets its name; tiles in which that finds a wrong
-        element are computed again. When all buffers have been given back, it holds what `check`
-        says, which may be more than ``memory``. What cannot be mapped (Zarr, chunked HDF5, stores)
-        is copied for it, whole, to nameless files beside the output: that much more room is needed.
+        Check the result by `check` before it gets its name, in parts that ``memory`` holds; tiles
+        in which that finds a wrong element are computed again. What is no flat file (Zarr, chunked
+        HDF5, stores) is copied for it, whole, to nameless files beside the output: that much more
+        room is needed.
     progress : callable, optional
         Called with a `Progress` after each step, in the calling thread; once where none is left.
 
@@ -227,14 +228,9 @@ def _produce(
         b.check_unchanged()
         if not plan.verify:
             return
-        from ..numerics.check import check
-
-        operands = a.mapped(target.folder), b.mapped(target.folder)
-        result = output.mapped(target.folder).reshape(plan.shape)
-        found = check(*operands, result, bound=plan.bound)
+        found = _check(plan, a, b, output, target.folder)
         if found:
             return
-        del operands, result
         wrong = _tiles_at(plan, plan.schedule, found.where)
         journal.forget(wrong)
         if wrong <= again:
@@ -243,13 +239,24 @@ def _produce(
         account.repaired_tiles = len(again)
 
 
+def _check(plan: Plan, a: Matrix, b: Matrix, output: Output, folder: Path) -> Check:
+    """Check what is written so far, within the plan's budget."""
+    from ..numerics.check import check
+
+    part_bytes = how_of(plan).part_bytes
+    with (
+        a.unread(folder, part_bytes) as x,
+        b.unread(folder, part_bytes) as y,
+        output.unread(plan.shape, folder, part_bytes) as z,
+    ):
+        return check(x, y, z, bound=plan.bound, memory=plan.verify_bytes)
+
+
 def _tiles_at(plan: Plan, schedule: Tiling, where: Where | None) -> set[int]:
     """Return the tiles that hold the wrong elements a check located."""
     if where is None:
         return set(range(schedule.tile_count))
     batch, rows, columns = where.batch, where.rows, where.columns
-    if not where.is_complete:
-        rows, columns = (range(plan.m),), (range(plan.n),)
     if len(schedule.grid) - 2 < len(batch):  # the batch's matrices are one tall matrix
         above = int(np.ravel_multi_index(batch, plan.batch)) * plan.m
         batch, rows = (), tuple(range(above + r.start, above + r.stop) for r in rows)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .._request import Request
     from .._streamed import Machine
     from .account import Account
+    from .device_files import OnGpuFiles
     from .files import Output
     from .journal import Journal
 
@@ -92,10 +93,12 @@ def plan_files(
     precision: str | None = None,
     verify: bool = False,
     is_flat: bool = True,
+    begun_bytes: int | None = None,
 ) -> Plan:
     """Return the plan by which `multiply_files` multiplies two operands in files.
 
-    ``is_flat`` says whether the output has no chunks.
+    ``is_flat`` says whether the output has no chunks, ``begun_bytes`` with which budget of each GPU
+    it was begun.
 
     Raises
     ------
@@ -109,21 +112,43 @@ def plan_files(
     )
     machine = _machine(left, right, names, memory)
     if machine is None:
-        return _plan_on_cpu(asked, a, b, is_flat)
+        return _checked(_plan_on_cpu(asked, a, b, is_flat))
     on_gpu = None
     try:
-        on_gpu = _plan_on_gpus(asked, machine, a, b, is_flat)
+        on_gpu = _plan_as_begun(asked, machine, a, b, is_flat, memory, begun_bytes)
+        on_gpu = on_gpu or _plan_on_gpus(asked, machine, a, b, is_flat)
     except (BudgetError, DeviceError, DTypeError):  # no room there, or no kernel
         if not machine.is_offer:
             raise
     if on_gpu is not None and not machine.is_offer:
-        return on_gpu
+        return _checked(on_gpu)
     on_cpu = _plan_on_cpu(asked, a, b, is_flat)
     if on_gpu is None:
-        return on_cpu
+        return _checked(on_cpu)
     from .._streamed import faster
 
-    return faster(on_gpu, on_cpu, machine)
+    return _checked(faster(on_gpu, on_cpu, machine))
+
+
+def _checked(plan: Plan) -> Plan:
+    """Count what a check takes of the host's memory, when all else has been given back.
+
+    Raises
+    ------
+    BudgetError
+        If the budget does not hold the smallest parts of it.
+    """
+    if not plan.verify:
+        return plan
+    from ..numerics.room import Room
+
+    budget, is_on_cpu = plan.asked.memory_bytes, plan.device == "cpu"
+    if budget is None and is_on_cpu and plan.schedule is not None:
+        budget = plan.schedule.budget_bytes
+    sizes, dtypes = (plan.m, plan.n, plan.k), (*plan.dtypes, plan.dtype)
+    taken = Room.of(sizes, plan.batch, dtypes, plan.bound, budget).nbytes
+    held = max(plan.held_bytes, taken) if is_on_cpu else plan.held_bytes
+    return replace(plan, verify_bytes=taken, held_bytes=held)
 
 
 def _machine(
@@ -134,6 +159,29 @@ def _machine(
     x, y = (operand._replace(where="memory") for operand in (left, right))
     machine = machine_for(x, y, names, memory)
     return None if 0 in (*batch, m, n, k) else machine  # nothing is multiplied then
+
+
+def _plan_as_begun(
+    asked: Request,
+    machine: Machine,
+    a: Matrix | Operand,
+    b: Matrix | Operand,
+    is_flat: bool,
+    memory: Any,
+    begun_bytes: int | None,
+) -> Plan | None:
+    """Return the plan by which GPUs began, if it is asked for and what it takes of them is free.
+
+    The rest of its budget may have been taken by other programs since.
+    """
+    wanted = {_memory.parse_budget(memory, gpu.memory_bytes) for gpu in machine.gpus}
+    if begun_bytes is None or wanted != {begun_bytes}:
+        return None
+    machine = replace(machine, device_bytes=(begun_bytes,) * len(machine.gpus))
+    plan = _plan_on_gpus(asked, machine, a, b, is_flat)
+    parts = cast("OnGpuFiles", plan.how).schedule.streams.parts
+    taken = zip([part.schedule.held_bytes for part in parts], machine.free_bytes, strict=False)
+    return plan if all(held <= free for held, free in taken) else None
 
 
 def _plan_on_gpus(
@@ -290,7 +338,8 @@ def plan_onto(
     begun_on = before.get("device") if devices is None else None
     if isinstance(begun_on, str):
         devices = begun_on.split(", ")
-    options |= {"memory": memory, "devices": devices, "verify": verify}
+    begun_bytes = before.get("budget_bytes") if before.get("device") != "cpu" else None
+    options |= {"memory": memory, "devices": devices, "verify": verify, "begun_bytes": begun_bytes}
     try:
         return plan_files(a, b, is_flat=target.is_flat, **options), target
     except DeviceError as error:

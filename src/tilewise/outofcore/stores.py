@@ -11,8 +11,8 @@ import itertools
 import math
 import operator
 import os
-import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -24,7 +24,8 @@ from .._arrays import check_out, mapped_by
 from ..errors import DTypeError, FileError, ShapeError
 from ..numerics.dtypes import is_extension
 from ..numerics.panels import release
-from .flat import Box, reserve
+from ..numerics.unread import Unread
+from .flat import Box, spool
 
 __all__ = [
     "COPIES",
@@ -174,9 +175,10 @@ class StoreMatrix:
             self, shape=self.shape[::-1], chunks=self.chunks[::-1], is_turned=not self.is_turned
         )
 
-    def mapped(self, folder: Path) -> NDArray[Any]:
-        """Return the whole array as a memory map of a nameless file in ``folder``."""
-        return spooled(self.shape, self.dtype, self.chunks, self._fetch, folder, self.name)
+    def unread(self, folder: Path, part_bytes: int) -> AbstractContextManager[Unread]:
+        """Give the whole array to look at, as copied to a nameless file in ``folder``."""
+        fetched = _fetched(self.store, self.shape, self.chunks, self.dtype, self._fetch, part_bytes)
+        return spool(self.shape, self.dtype, fetched, folder, self.name)
 
     def identity(self) -> dict[str, Any] | None:
         """Return what tells this content from other, for a journal; None if nothing does."""
@@ -309,8 +311,10 @@ class StoreOutput:
         if hasattr(self.store, "flush"):
             self.store.flush()
 
-    def mapped(self, folder: Path) -> NDArray[Any]:
-        """Return what is written so far as a memory map of a nameless file in ``folder``."""
+    def unread(
+        self, shape: tuple[int, ...], folder: Path, part_bytes: int
+    ) -> AbstractContextManager[Unread]:
+        """Give what is written so far to look at, as copied to a nameless file in ``folder``."""
 
         def read(part: Box) -> NDArray[Any]:
             try:
@@ -323,8 +327,9 @@ class StoreOutput:
                 ) from error
             return _elements(values, self.dtype, part, self._name).reshape(_sizes(part))
 
-        shape = shape_of(self.store, self._name)
-        return spooled(shape, self.dtype, chunks_of(self.store), read, folder, self._name)
+        chunks = chunks_of(self.store)
+        fetched = _fetched(self.store, shape, chunks, self.dtype, read, part_bytes)
+        return spool(shape, self.dtype, fetched, folder, self._name)
 
     def commit(self) -> None:
         self.sync()
@@ -413,40 +418,19 @@ def widened(sizes: tuple[int, ...], added: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if axis in added else next(rest) for axis in range(count))
 
 
-def spooled(
+def _fetched(
+    store: Any,
     shape: tuple[int, ...],
-    dtype: np.dtype[Any],
     chunks: tuple[int, ...],
+    dtype: np.dtype[Any],
     read: Callable[[Box], NDArray[Any]],
-    folder: Path,
-    name: str,
-) -> NDArray[Any]:
-    """Return a memory map of all that ``read`` gives, in a file that is gone when the map is.
-
-    Raises
-    ------
-    FileError
-        If there is no room for it in ``folder``.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if not size:
-        return np.empty(shape, dtype)
-    try:
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            reserve(file, size, f"a copy of {name} to check with", folder / "copy")
-            copy = np.memmap(file, dtype, mode="r+", shape=shape)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(
-            f"{name} cannot be mapped, and {folder} takes no copy of it to check with: "
-            f"{error.strerror}"
-        ) from error
-    everything = tuple(slice(0, n) for n in shape)
-    for part in parts(everything, chunks, LARGEST_PART // dtype.itemsize):
-        copy[part] = read(part)
-        release(copy)
-    return copy
+    part_bytes: int,
+) -> Iterator[tuple[Box, NDArray[Any]]]:
+    """Yield all parts of a store, each with its place."""
+    everything = tuple(slice(0, size) for size in shape)
+    for part in parts(everything, chunks, part_bytes // dtype.itemsize):
+        yield part, read(part)
+        release(store)
 
 
 def _elements(values: NDArray[Any], dtype: np.dtype[Any], part: Box, name: str) -> NDArray[Any]:

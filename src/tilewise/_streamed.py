@@ -133,7 +133,7 @@ class Streams:
 
     def first_tiles(self) -> list[int]:
         """Return the number of each device's first tile."""
-        counts = (sum(1 for _ in part.schedule.tiles()) for part in self.parts[:-1])
+        counts = (part.schedule.tile_count for part in self.parts[:-1])
         return list(itertools.accumulate(counts, initial=0))
 
     def multiply(self, plan: Plan, a: Array, b: Array, out: Array | None) -> Any:
@@ -423,7 +423,9 @@ def _part(
             return None
         recipes: dict[_Key, Recipe] = {}
         us = 0.0
-        for launch, times in _kinds(schedule):
+        for launch, times in schedule.kinds():
+            if not isinstance(launch, Launch):
+                continue
             key = _key(schedule, launch)
             if key not in recipes:
                 try:
@@ -465,17 +467,6 @@ def _workspace_share(plan: Plan, job: Job, gpu: DeviceFacts) -> float:
     (launch,) = (x for x in schedule.operations() if isinstance(x, Launch))
     made = _launched(plan, schedule, launch, gpu, None)
     return made.workspace_bytes / (schedule.a_store.nbytes + schedule.b_store.nbytes)
-
-
-def _kinds(schedule: Schedule) -> list[tuple[Launch, int]]:
-    """Return launches that differ in more than the part of C, and how many there are of each."""
-    found: dict[_Key, tuple[Launch, int]] = {}
-    for each in schedule.operations():
-        if isinstance(each, Launch):
-            kind = (each.shape, each.k, each.a_at, each.b_at)
-            first, times = found.get(kind, (each, 0))
-            found[kind] = first, times + 1
-    return list(found.values())
 
 
 def _launched(

@@ -286,6 +286,67 @@ def test_small_matrices_of_a_batch_go_together() -> None:
     follow(chosen)
 
 
+@settings(max_examples=60, deadline=None)
+@given(jobs(), st.lists(st.integers(1, 12), max_size=3), st.data())
+def test_operations_are_counted_without_being_enumerated(
+    job: Job, batch: list[int], data: st.DataObject
+) -> None:
+    own = [tuple(1 if data.draw(st.booleans()) else size for size in batch) for _ in "ab"]
+    factors = (replace(x, batch=each) for x, each in zip((job.a, job.b), own, strict=True))
+    a, b = (replace(x, size=min(x.size, 7)) for x in factors)
+    job = replace(job, batch=tuple(np.broadcast_shapes(*own)), a=a, b=b, k=min(job.k, 20))
+    schedule = Schedule(
+        job=job,
+        order=data.draw(st.sampled_from(["rows", "columns"])),
+        tile_m=a.size,
+        tile_n=b.size,
+        tile_k=job.k,
+        a_slots=data.draw(st.integers(1, 3)),
+        b_slots=data.draw(st.integers(1, 3)),
+        c_slots=2,
+        budget_bytes=0,
+        at_once=data.draw(st.integers(1, 20)),
+    )
+    if schedule.at_once == 1:  # then slots are for all panels of one matrix, or for two of them
+        m, n, k = (data.draw(st.integers(1, size)) for size in (a.size, b.size, job.k))
+        slots = [data.draw(st.sampled_from([1, 2, -(-x.size // t)])) for x, t in ((a, m), (b, n))]
+        schedule = replace(
+            schedule, tile_m=m, tile_n=n, tile_k=k, a_slots=slots[0], b_slots=slots[1]
+        )
+    counted: dict[Any, int] = {}
+    for each in schedule.operations():
+        kind = type(each), each.side if isinstance(each, Load) else each.is_last, each.shape
+        counted[kind] = counted.get(kind, 0) + 1
+    found: dict[Any, int] = {}
+    for each, times in schedule.kinds():
+        kind = type(each), each.side if isinstance(each, Load) else each.is_last, each.shape
+        found[kind] = found.get(kind, 0) + times
+    assert found == counted
+    assert schedule.tile_count == len(list(schedule.tiles()))
+
+
+@pytest.mark.parametrize("budget", [10**6, 4 * 10**6])
+@pytest.mark.parametrize(("size", "least"), [(2, 2000), (64, 7), (128, 2), (180, 1)])
+def test_a_million_small_matrices_are_planned_at_once(
+    monkeypatch: pytest.MonkeyPatch, size: int, least: int, budget: int
+) -> None:
+    operations = Schedule.operations
+
+    def few(schedule: Schedule, done: Any = ()) -> Iterator[Any]:
+        assert schedule.job.matrices // schedule.at_once < 1000
+        return operations(schedule, done)
+
+    monkeypatch.setattr(Schedule, "operations", few)
+    a = Factor(size=size, itemsize=4, along_k=True, batch=(10**6,))
+    job = Job(batch=(10**6,), k=size, a=a, b=a, sum_itemsize=4)
+    best = choose(job, budget, Rates(), without_workspace)
+    assert best is not None
+    assert best.at_once >= least
+    assert best.at_once > 1 or best.held_bytes > budget / 3
+    assert best.tile_count == -(-(10**6) // best.at_once)
+    assert best.read_bytes == 2 * 10**6 * size**2 * 4
+
+
 def test_schedules_print_and_are_plain_data() -> None:
     for schedule in every(square(4096, piece=1024), 200 << 20):
         assert "MiB of" in str(schedule)

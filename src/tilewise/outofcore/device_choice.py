@@ -16,7 +16,7 @@ from ..kernels.steps import round_up
 from .cuts import count, cuts, even
 from .device_job import Factor, Job, Rates
 from .device_schedule import Schedule
-from .schedule import Box, batch_slices
+from .schedule import Box, batch_steps
 
 __all__ = ["candidates", "choose", "deal", "least_bytes", "resident", "sample"]
 
@@ -258,12 +258,14 @@ def _many(job: Job, budget_bytes: int, workspace: float) -> Iterator[Schedule]:
     most = min(int(budget_bytes / ((2 + workspace) * each)), job.matrices)
     wanted = max(_CHUNK_BYTES // max(each, 1), job.matrices // _MOST_CHUNKS, 1)
     wanted = min(wanted, max(_LARGEST_CHUNK // max(each, 1), 1), most)
-    if wanted < 1:
-        return
-    at_once = max(
-        math.prod(part.stop - part.start for part in at) for at in batch_slices(job.batch, wanted)
-    )
-    yield replace(plain, at_once=at_once)
+    while wanted >= 1:
+        at_once = math.prod(batch_steps(job.batch, wanted))
+        schedule = replace(plain, at_once=at_once)
+        over = schedule.held_bytes - budget_bytes
+        if over <= 0:  # lines and slots are longer than what they hold
+            yield schedule
+            return
+        wanted = at_once - count(over, 2 * each)
 
 
 def _lines_within(

@@ -114,7 +114,7 @@ class DeviceTiling:
 
     @property
     def tile_count(self) -> int:
-        return sum(1 for _ in self.tiles())
+        return sum(part.schedule.tile_count for part in self.streams.parts)
 
     def tiles(self) -> Iterator[tuple[int, Box]]:
         """Yield each tile of C, by number and place."""
@@ -175,9 +175,9 @@ class DeviceTiling:
         read = [0, 0]
         for part in self.streams.parts:
             factors = part.schedule.job.a, part.schedule.job.b
-            for each in part.schedule.operations():
+            for each, times in part.schedule.kinds():
                 if isinstance(each, Load):
-                    items = math.prod(sizes(each.box))
+                    items = times * math.prod(each.shape)
                     read[each.side] += items * factors[each.side].itemsize
         names = ("a", "b") if plan is None else (plan.a.name or "a", plan.b.name or "b")
         said = ", ".join(f"{n} {format_bytes(x)}" for n, x in zip(names, read, strict=True) if x)

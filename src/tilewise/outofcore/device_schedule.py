@@ -17,9 +17,12 @@ from typing import Any, Literal, NamedTuple
 from .._memory import format_bytes
 from .cuts import count, cuts
 from .device_job import Job, Rates, Store
-from .schedule import Box, batch_slices, pick
+from .schedule import Box, batch_slices, batch_steps, pick, sizes
 
 __all__ = ["Launch", "Layout", "Load", "Schedule"]
+
+#: Slices of a batch axis after which the rest are alike: more than an operand has slots for.
+_FEW_SLICES = 4
 
 #: Where all panels stay, so many of them make a launch at most: longer ones keep C back.
 _STRIP = 4
@@ -33,6 +36,10 @@ class Load(NamedTuple):
     slot: int
     at: int
     after: int  #: the launch that is the last to read what was there; -1 for none
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return sizes(self.box)
 
 
 class Layout(NamedTuple):
@@ -59,7 +66,7 @@ class Launch(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(part.stop - part.start for part in self.c)
+        return sizes(self.c)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +136,16 @@ class Schedule:
         """Bytes that go to the device."""
         sides = (self.job.a, self.job.b)
         return sum(
-            math.prod(part.stop - part.start for part in load.box) * sides[load.side].itemsize
-            for load in self.operations()
-            if isinstance(load, Load)
+            times * math.prod(each.shape) * sides[each.side].itemsize
+            for each, times in self.kinds()
+            if isinstance(each, Load)
+        )
+
+    @property
+    def tile_count(self) -> int:
+        """Number of parts of C that are computed as one."""
+        return sum(
+            times for each, times in self.kinds() if isinstance(each, Launch) and each.is_last
         )
 
     @property
@@ -147,6 +161,38 @@ class Schedule:
         if self.order != "corner":
             return self._lines(done)
         return self._corner_without(done) if done else self._corner()
+
+    def kinds(self) -> list[tuple[Load | Launch, int]]:
+        """Return one of the operations of each shape, and how many of them there are.
+
+        Nothing is enumerated for each of many matrices. Slices of a batch differ from one another
+        in what is still there of those before alone; along an axis all but the first few are
+        alike, so what four and five of them count says what any number does.
+        """
+        found: dict[Any, tuple[Load | Launch, int]] = {}
+        for short, weight in self._shortened():
+            for each in short.operations():
+                kind: tuple[Any, ...] = each[:1], each.shape
+                if isinstance(each, Launch):
+                    kind = each.shape, (each.k, each.a_at, each.b_at, each.is_last)
+                first, times = found.get(kind, (each, 0))
+                found[kind] = first, times + weight
+        return [(each, times) for each, times in found.values() if times]
+
+    def _shortened(self) -> Iterator[tuple[Schedule, int]]:
+        """Yield schedules of fewer matrices whose operations, weighted, add up to those of this."""
+        batch = self.job.batch
+        ways = []
+        for size, step in zip(batch, batch_steps(batch, self.at_once), strict=True):
+            slices, rest = divmod(size, step)
+            few, more = _FEW_SLICES * step + rest, (_FEW_SLICES + 1) * step + rest
+            extra = slices - _FEW_SLICES
+            ways.append([(size, 1)] if extra < 2 else [(few, 1 - extra), (more, extra)])
+        for way in itertools.product(*ways):
+            box = tuple(slice(0, size) for size, _ in way)
+            a, b = (replace(x, batch=sizes(pick(box, x.batch))) for x in (self.job.a, self.job.b))
+            job = replace(self.job, batch=sizes(box), a=a, b=b)
+            yield replace(self, job=job), math.prod(weight for _, weight in way)
 
     def tiles(self) -> Iterator[tuple[int, Box]]:
         """Yield the number and the place of each part of C that is computed as one."""
@@ -274,8 +320,8 @@ class Schedule:
             return self.job.store(side, x.size, self.job.k)
         lead: tuple[int, ...] = ()
         if self.at_once > 1:
-            first = next(batch_slices(self.job.batch, self.at_once))
-            lead = tuple(part.stop - part.start for part in pick(first, x.batch))
+            first = tuple(slice(0, step) for step in batch_steps(self.job.batch, self.at_once))
+            lead = sizes(pick(first, x.batch))
         return self.job.store(side, tile, self.tile_k, slots=slots, lead=lead)
 
     def _corner(self) -> Iterator[Load | Launch]:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..simt import typing_rules
+from ..simt.arguments import buffers
 from ..simt.events import SiteKind
 from ..simt.memory import SECTOR_BYTES
 from ..simt.program import Function, Program
@@ -47,7 +48,7 @@ class SiteFlow:
     repeat: Deps = NOTHING
     value: Deps = NOTHING
     offset: Value | None = None
-    buffer: int | None = None
+    buffer: tuple[int, int] | None = None
     """Which buffer of global memory it touches; views of one share it."""
     unbounded: bool = False
     """Whether it is left to the execution to show that blocks agree on what is within range."""
@@ -112,7 +113,7 @@ def analyse(program: Program, grid: Dim, block: Dim, arguments: Mapping[str, Any
     arguments : mapping of str to ndarray or number
         By parameter name. Of arrays only shape, strides and dtype are looked at.
     """
-    reader = _Reader(program, grid, block, _buffers(arguments))
+    reader = _Reader(program, grid, block, arguments)
     arrays = [a for a in arguments.values() if isinstance(a, np.ndarray)]
     family = SECTOR_BYTES // min((a.dtype.itemsize for a in arrays), default=4)
     scope: Scope = {}
@@ -132,9 +133,12 @@ def analyse(program: Program, grid: Dim, block: Dim, arguments: Mapping[str, Any
 class _Reader(Expressions):
     """Runs a kernel's statements on partly known values, and fills in a :class:`Flow`."""
 
-    def __init__(self, program: Program, grid: Dim, block: Dim, buffers: Mapping[str, int]) -> None:
+    def __init__(
+        self, program: Program, grid: Dim, block: Dim, arguments: Mapping[str, Any]
+    ) -> None:
         super().__init__(program, grid, block)
-        self._buffers = buffers
+        found = buffers(arguments.values())
+        self._buffers = {name: found.get(id(value)) for name, value in arguments.items()}
         self.flow = Flow()
         self._recording = True
         self._guard: Deps = NOTHING
@@ -469,17 +473,6 @@ class _Reader(Expressions):
             high = after.high if after.high == before.high else math.inf
             after = replace(after, low=low, high=high, step=1)
         return after
-
-
-def _buffers(arguments: Mapping[str, Any]) -> dict[str, int]:
-    """Number the buffers that the arrays are views of."""
-    buffers = {}
-    for name, value in arguments.items():
-        if isinstance(value, np.ndarray):
-            while isinstance(value.base, np.ndarray):
-                value = value.base
-            buffers[name] = id(value)
-    return buffers
 
 
 def _loop_variable(start: Value, stop: Value, stride: Value, deps: Deps) -> Value:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .. import simt
 from ..errors import KernelError, OptionError
+from ..simt.arguments import buffers
 from ..simt.events import Access, Barrier, Fault, Launch, Observer
 from ..simt.program import Program
 
@@ -110,40 +111,34 @@ def _placed(program: Program, arguments: dict[str, Any]) -> list[Any]:
     stores = [s for s in program.sites if s.kind in ("store", "atomic")]
     anywhere = any(s.array is None or s.function != program.name for s in stores)
     written = set(arguments) if anywhere else {s.array for s in stores}
-    roots: dict[int, tuple[int, int, bool]] = {}
+    buffer_of = buffers(arguments.values())
+    used: dict[tuple[int, int], tuple[int, int, bool]] = {}
     for name, value in arguments.items():
         if isinstance(value, np.ndarray) and value.ndim:
             low, high = byte_bounds(value)
-            key = id(_root(value))
-            before = roots.get(key, (low, high, False))
+            buffer = buffer_of[id(value)]
+            before = used.get(buffer, (low, high, False))
             touched = before[2] or name in written
-            roots[key] = min(low, before[0]), max(high, before[1]), touched
-    copies: dict[int, NDArray[np.uint8]] = {}
+            used[buffer] = min(low, before[0]), max(high, before[1]), touched
+    copies: dict[tuple[int, int], NDArray[np.uint8]] = {}
     placed: list[Any] = []
     for value in arguments.values():
         if not isinstance(value, np.ndarray) or not value.ndim:
             placed.append(value)
             continue
-        root = _root(value)
-        low, high, touched = roots[id(root)]
-        start = byte_bounds(root)[0]
-        if not touched and start % _ALIGNMENT == 0:
+        buffer = buffer_of[id(value)]
+        low, high, touched = used[buffer]
+        if not touched and buffer[0] % _ALIGNMENT == 0:
             placed.append(value)
             continue
-        lead = (low - start) % _ALIGNMENT
-        if id(root) not in copies:
-            copies[id(root)] = _aligned(lead + high - low)
+        lead = (low - buffer[0]) % _ALIGNMENT
+        if buffer not in copies:
+            copies[buffer] = _aligned(lead + high - low)
         offset = lead + value.__array_interface__["data"][0] - low
-        copy = np.ndarray(value.shape, value.dtype, copies[id(root)], offset, value.strides)
+        copy = np.ndarray(value.shape, value.dtype, copies[buffer], offset, value.strides)
         copy[...] = value
         placed.append(copy)
     return placed
-
-
-def _root(array: NDArray[Any]) -> NDArray[Any]:
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
 
 
 def _aligned(nbytes: int) -> NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from .program import Program
 from .typing_rules import type_of_dtype, type_of_scalar
 from .values import ArrayValue, Value
 
-__all__ = ["Geometry", "bind", "describe_arguments"]
+__all__ = ["Geometry", "bind", "buffers", "describe_arguments"]
 
 _GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMITS = (1024, 1024, 64)
@@ -110,23 +111,44 @@ def bind(
     return tuple(types), values
 
 
+def buffers(arrays: Iterable[Any]) -> dict[int, tuple[int, int]]:
+    """Return for each array, by its ``id``, where the memory that it is a view of begins and ends.
+
+    Arrays that share memory have one buffer, also where NumPy does not know it: two that were made
+    of one ``bytearray``, or what ``as_strided`` returns. What is no array is left out.
+    """
+    spans = {}
+    for array in arrays:
+        if isinstance(array, np.ndarray):
+            root: Any = array
+            while isinstance(root.base, np.ndarray):
+                root = root.base
+            low, high = np.lib.array_utils.byte_bounds(root)
+            spans[id(array)] = low, max(high, low)
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(spans.values()):
+        if merged and low < merged[-1][1]:
+            merged[-1] = merged[-1][0], max(high, merged[-1][1])
+        else:
+            merged.append((low, high))
+    starts = [low for low, _ in merged]
+    return {key: merged[bisect_right(starts, low) - 1] for key, (low, _) in spans.items()}
+
+
 def describe_arguments(source: Program, values: Sequence[Any]) -> list[ArrayInfo | None]:
     """Describe the arrays among a launch's values, each placed in a simulated address space."""
-    regions: dict[int, tuple[int, int]] = {}  # buffer: its real address, its simulated one
+    placed: dict[tuple[int, int], int] = {}
+    buffer_of = buffers(values)
     free = _REGION
     found: list[ArrayInfo | None] = []
     for name, array in zip(source.parameters, values, strict=True):
         if not isinstance(array, np.ndarray):
             found.append(None)
             continue
-        root: Any = array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        low, high = np.lib.array_utils.byte_bounds(root)
-        if id(root) not in regions:
-            regions[id(root)] = (low, free + low % 256)
+        buffer = low, high = buffer_of[id(array)]
+        if buffer not in placed:
+            placed[buffer] = free + low % 256
             free += -(-(low % 256 + high - low + 1) // _REGION) * _REGION
-        real, simulated = regions[id(root)]
         first, last = np.lib.array_utils.byte_bounds(array)
         found.append(
             ArrayInfo(
@@ -135,7 +157,7 @@ def describe_arguments(source: Program, values: Sequence[Any]) -> list[ArrayInfo
                 dtype=array.dtype,
                 shape=array.shape,
                 strides=array.strides,
-                base=simulated + array.__array_interface__["data"][0] - real,
+                base=placed[buffer] + array.__array_interface__["data"][0] - low,
                 nbytes=last - first if array.size else 0,
             )
         )

@@ -317,6 +317,7 @@ def test_what_is_ambiguous_is_said():
 def uses_exp_and_atomics(a, b, c, d, o):
     i = cuda.grid(1)
     cuda.atomic.add(o, 0, math_exp(a[i]) * 2)
+    cuda.threadfence()
 
 
 def math_exp(x):
@@ -330,4 +331,5 @@ def test_E15_what_is_not_modelled_is_said():
     assert "math.exp comes from the host's library" in text
     assert "atomics on floats are done in the order of threads" in text
     assert "computed in float64: a float32 meets an int64" in text
-    assert len(notes) == 3
+    assert "an order that a fence makes with flags or atomics is not followed" in text
+    assert len(notes) == 4

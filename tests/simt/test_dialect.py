@@ -554,6 +554,7 @@ REFUSED = {
     "x = min(1)": "take two numbers or more",
     "x = 'text'": "is not a number the GPU has",
     "import os": "import is not part of the dialect; write it outside of the kernel",
+    "x = cuda.shfl_sync(0xffffffff, np.uint32(n), 0)": "and not uint32: convert it",
     "x = lambda: 1": "a lambda is not part of the dialect",
     "if a:\n        pass": "a is an array, where a number is needed",
     "x, y = n, n, n": "cannot unpack into 2 names",

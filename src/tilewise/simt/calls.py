@@ -114,6 +114,11 @@ class Calls(Expressions):
             return self._atomic(node, word.removeprefix("atomic."), wanted)
         mask = self.region.mask
         if word in _UNORDERED:
+            self.note(
+                node,
+                "an order that a fence makes with flags or atomics is not followed: what threads "
+                "hand over by it counts as a race",
+            )
             return None
         values = [self.use(self.value(argument)) for argument in node.args]
         if word == "syncthreads":
@@ -151,10 +156,11 @@ class Calls(Expressions):
     def _shuffle(self, node: ast.Call, word: str, values: list[Value]) -> Value:
         self._arity(node, 3)
         members, value, lane = values
-        if value.type in ("b1", "i1", "i2", "u1", "u2", "f2"):
+        if value.type not in ("i4", "i8", "f4", "f8"):
             raise self.error(
-                node, f"{word} moves 32- and 64-bit values, not {types.name_of(value.type)}"
-            )
+                node, f"{word} moves int32, int64, float32 and float64, as numba's does, and not "
+                f"{types.name_of(value.type)}: convert it"
+            )  # fmt: skip
         moved = (self.cast(members, "i8"), self.varying(value), self.cast(lane, "i8"))
         codes = ", ".join(item.code for item in moved)
         how = _SHUFFLES[word]

@@ -18,6 +18,7 @@ def main() -> None:
     _overhead(bench, rng)
     _blas_types(bench, rng)
     _integers(bench, rng)
+    _integers_seldom_used(bench, rng)
     _narrow(bench, rng)
     bench.save()
 
@@ -82,6 +83,28 @@ def _integers(bench: Benchmark, rng: np.random.Generator) -> None:
             repeats=5,
         )
         bench.claim(case, "time, of np.matmul's", medians["matmul"] / medians["np.matmul"], 1 / 3)
+
+
+def _integers_seldom_used(bench: Benchmark, rng: np.random.Generator) -> None:
+    for shapes in (
+        ((1_000_000,), (1_000_000,)),
+        ((3000, 3000), (3000,)),
+        ((3000, 1), (1, 3000)),
+        ((100_000, 3, 3), (100_000, 3, 3)),
+    ):
+        a, b = (rng.integers(-1000, 1000, shape) for shape in shapes)
+        case = f"int64, {shapes[0]} @ {shapes[1]}"
+        medians = bench.compare(
+            case,
+            {
+                "matmul": lambda a=a, b=b: tw.matmul(a, b),
+                "np.matmul": lambda a=a, b=b: np.matmul(a, b),
+            },
+            check=lambda a=a, b=b: _equal(tw.matmul(a, b), np.matmul(a, b)),
+            inputs="uniform integers in [-1000, 1000)",
+            repeats=9,
+        )
+        bench.claim(case, "time, of np.matmul's", medians["matmul"] / medians["np.matmul"], 1.3)
 
 
 def _narrow(bench: Benchmark, rng: np.random.Generator) -> None:

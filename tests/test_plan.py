@@ -56,6 +56,35 @@ def test_a_called_plan_gives_matmuls_result(rng: Any) -> None:
         assert np.array_equal(out, tw.matmul(a, b))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64"])
+def test_integers_that_are_used_seldom_are_left_to_numpys_loop(rng: Any, dtype: str) -> None:
+    x = rng.integers(0, 100, (3000, 400)).astype(dtype)
+    for a, b in (
+        (x.reshape(-1), x.reshape(-1)),
+        (x, x[0]),
+        (x[::-2], x[0, ::-1]),
+        (x[:, :1], x[:1]),
+        (x.reshape(-1, 3, 4), x.reshape(-1, 4, 3)),
+    ):
+        plan = tw.plan(a, b)
+        result_bytes = np.matmul(a, b).nbytes
+        assert (plan.method, plan.held_bytes) == ("numpy", result_bytes)
+        out = np.zeros((2, *plan.shape), dtype).T[..., 0].T
+        tracemalloc.start()
+        tw.matmul(a, b, out=out)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 64 << 10
+        assert np.array_equal(out, np.matmul(a, b))
+    for a, b in ((x[:, 0], x), (x, x[:400])):  # far apart in memory; used often
+        assert tw.plan(a, b).method == "limbs"
+    swapped = x.astype(x.dtype.newbyteorder())
+    if dtype != "int8":  # what would be copied whole
+        assert tw.plan(swapped, x[0]).method == "limbs"
+    if dtype != "int64":
+        assert tw.plan(x, x[0], dtype="int64").method == "limbs"
+
+
 @pytest.mark.parametrize(
     ("dtype", "method"),
     [("float16", "panels"), ("int16", "limbs"), ("bool", "or-and"), ("int64", "limbs")],

@@ -46,6 +46,14 @@ _WORKSPACE_BYTES = 128 << 20
 #: them costs less than the call of a faster method.
 _SMALL_INTEGER_PRODUCT = 4096
 
+#: Nanoseconds of integer products (docs/facts.md). NumPy's loop takes so long for each
+#: multiplication, near elements or ones that are more than a cache line apart, and for each element
+#: of C; limbs for each element of an operand and of C, and for a call.
+_NUMPY_NEAR, _NUMPY_FAR, _NUMPY_RESULT = 1.2, 6.0, 3.0
+_LIMBS_OPERAND, _LIMBS_RESULT, _LIMBS_CALL = 2.5, 8.0, 30_000.0
+#: Of so many cache lines the first is still in the cache when the last has been read.
+_LINE_BYTES, _CACHED_LINES = 64, 512
+
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
@@ -112,10 +120,11 @@ class OnCpu:
         result = np.empty(plan.shape, plan.dtype) if out is None else out
         a, b, c = _as_matrices(a, b, result)
         if self.tiles is None:
-            total = np.matmul(
-                a.astype(plan.compute_dtype, copy=False), b.astype(plan.compute_dtype, copy=False)
-            )
-            finish(plan, total, c, epilogue)
+            a, b = (x.astype(plan.compute_dtype, copy=False) for x in (a, b))
+            if epilogue.is_plain and c.dtype == plan.compute_dtype and c.flags.aligned:
+                np.matmul(a, b, out=c)
+            else:
+                finish(plan, np.matmul(a, b), c, epilogue)
         elif c.size:
             self._by_tiles(plan, self.tiles, a, b, c, epilogue)
         return result if out is not None or plan.shape else result[()]
@@ -160,12 +169,13 @@ def plan_cpu(plan: Plan) -> Plan:
             why.append(
                 "out: strides, alignment or byte order that BLAS cannot write; a copy goes there"
             )
-    if method == "numpy" and plan.compute_dtype.kind in "biu":
-        workspace = _small_bytes(plan)
+    is_whole = method == "numpy" and plan.compute_dtype.kind in "biu"
+    if is_whole:
+        workspace = _whole_bytes(plan)
         if budget is not None and workspace > budget - plan.held_bytes:
-            method, workspace = "limbs", 0
+            method, workspace, is_whole = "limbs", 0, False
             why = ["memory= leaves no room for whole operands in the type of the sums"]
-    if method != "blas" and not workspace:
+    if method != "blas" and not is_whole:
         panel_bytes, tile_bytes = held_per_element(method, plan.compute_dtype)
         tiles = choose_tiles(
             plan.m,
@@ -291,7 +301,7 @@ def _is_written_by_blas(plan: Plan) -> bool:
     return out.as_result(plan.a, plan.b, plan.batch).is_plain
 
 
-def _small_bytes(plan: Plan) -> int:
+def _whole_bytes(plan: Plan) -> int:
     """Return what one call of np.matmul takes besides operands and result: all in one type."""
     kind = plan.compute_dtype
     converted = sum(
@@ -299,7 +309,36 @@ def _small_bytes(plan: Plan) -> int:
         for x, dtype in zip((plan.a, plan.b), plan.dtypes, strict=True)
         if dtype != kind or not x.dtype.isnative
     )
-    return converted + math.prod(plan.shape) * kind.itemsize
+    return converted + (0 if _is_written_as_it_is(plan) else math.prod(plan.shape) * kind.itemsize)
+
+
+def _is_written_as_it_is(plan: Plan) -> bool:
+    """Say whether NumPy's loop writes the result to its place, and not a copy first."""
+    out = plan.asked.out
+    is_there = out is None or not out.shape or (out.aligned and out.dtype == plan.dtype)
+    return is_there and not plan.asked.updates
+
+
+def _is_quick_in_numpy(plan: Plan) -> bool:
+    """Say whether NumPy's own loop multiplies integers sooner than BLAS does limbs of them.
+
+    It does where an element is used so seldom that to convert it costs more: products of vectors,
+    of short K, of small matrices. That is for what it takes without a copy of whole operands.
+    """
+    work = math.prod(plan.batch) * plan.m * plan.n * plan.k
+    if 0 < work <= _SMALL_INTEGER_PRODUCT:
+        return True
+    for x in (plan.a, plan.b):
+        if x.dtype != plan.compute_dtype or not x.aligned or x.where != "memory":
+            return False
+    if not _is_written_as_it_is(plan) or not work:
+        return False
+    a_step, b_step = plan.a.strides[-1], plan.b.strides[max(len(plan.b.strides) - 2, 0)]
+    is_far = max(abs(a_step), abs(b_step)) > _LINE_BYTES and plan.k > _CACHED_LINES
+    matrices, results = math.prod(plan.batch), plan.m * plan.n
+    by_numpy = results * (plan.k * (_NUMPY_FAR if is_far else _NUMPY_NEAR) + _NUMPY_RESULT)
+    by_limbs = _LIMBS_OPERAND * (plan.m + plan.n) * plan.k + _LIMBS_RESULT * results
+    return matrices * by_numpy < matrices * by_limbs + _LIMBS_CALL
 
 
 def _choose_method(plan: Plan, why: list[str]) -> Method:
@@ -314,8 +353,8 @@ def _choose_method(plan: Plan, why: list[str]) -> Method:
         )
         return "or-and"
     if compute.kind in "iu":
-        if 0 < math.prod(plan.batch) * plan.m * plan.n * plan.k <= _SMALL_INTEGER_PRODUCT:
-            why.append("too small for anything but NumPy's own loop to pay")
+        if _is_quick_in_numpy(plan):
+            why.append("elements are used too seldom for anything but NumPy's own loop to pay")
             return "numpy"
         why.append(
             "BLAS has no integers: exact products of limbs in floating-point BLAS, 10 to "

@@ -26,6 +26,7 @@ from tests.support import (
     within_bound,
 )
 from tilewise import _arrays
+from tilewise.errors import ShapeError
 from tilewise.numerics import limbs
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -344,3 +345,15 @@ def test_guard_bands_are_neither_read_nor_written(rng: Any) -> None:
         assert np.array_equal(c, expected)
         for inside, buffer in ((a, a_buffer), (b, b_buffer), (c, c_buffer)):
             assert margins_are_whole(inside, buffer)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
+def test_as_many_axes_as_numpy_has_and_more_than_broadcast_shapes_knows(dtype: str) -> None:
+    a = np.ones((*(1,) * 58, 2, 1, 1, 2, 20, 20), dtype)
+    b = np.ones((2, 1, 20, 20), dtype)
+    c = tw.matmul(a, b)
+    assert c.shape == (*(1,) * 58, 2, 1, 2, 2, 20, 20)
+    assert (c == (1 if dtype == "bool" else 20)).all()
+    assert tw.check(a, b, c)
+    with pytest.raises(ShapeError, match="do not broadcast"):
+        tw.matmul(a, np.ones((3, 20, 20), dtype))

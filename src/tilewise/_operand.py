@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from .errors import ShapeError, describe
 
-__all__ = ["Operand", "c_strides", "result_shape", "stored", "stored_shape"]
+__all__ = [
+    "Operand",
+    "broadcast_shapes",
+    "c_strides",
+    "result_shape",
+    "stored",
+    "stored_shape",
+]
 
 
 class Operand(NamedTuple):
@@ -130,7 +137,7 @@ def result_shape(a: Operand, b: Operand) -> tuple[tuple[int, ...], int, int, int
             "be equal"
         )
     try:
-        batch = np.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+        batch = broadcast_shapes(a_shape[:-2], b_shape[:-2])
     except ValueError:
         raise ShapeError(
             f"the batch axes of {a_name} {a.shape} and {b_name} {b.shape} do not broadcast: "
@@ -138,6 +145,20 @@ def result_shape(a: Operand, b: Operand) -> tuple[tuple[int, ...], int, int, int
         ) from None
     shape = batch + ((m,) if len(a.shape) > 1 else ()) + ((n,) if len(b.shape) > 1 else ())
     return batch, m, n, k, shape
+
+
+def broadcast_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that two broadcast to, or raise ValueError.
+
+    np.broadcast_shapes knows 32 axes, and np.matmul 64.
+    """
+    rank = max(len(a), len(b))
+    sizes = []
+    for x, y in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
+        if x != y and 1 not in (x, y):
+            raise ValueError(f"{x} against {y}")
+        sizes.append(y if x == 1 else x)
+    return tuple(sizes)
 
 
 def stored_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .._arrays import adopt
 from .._memory import parse_budget
+from .._operand import broadcast_shapes
 from ..errors import DeviceError, DTypeError, OptionError, ShapeError, describe
 from . import bounds, modular
 from .checksums import Sums, random_sums
@@ -167,7 +168,7 @@ class _Problem:
                 f"axis {a.ndim - 1} of a and axis {max(b.ndim - 2, 0)} of b differ in length"
             )
         try:
-            batch = np.broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
+            batch = broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
         except ValueError:
             raise ShapeError(
                 f"the batch axes of {describe('a', a)} and {describe('b', b)} do not broadcast"

@@ -173,7 +173,8 @@ def plan_cpu(plan: Plan) -> Plan:
     if is_whole:
         workspace = _whole_bytes(plan)
         if budget is not None and workspace > budget - plan.held_bytes:
-            method, workspace, is_whole = "limbs", 0, False
+            method = "or-and" if plan.compute_dtype.kind == "b" else "limbs"
+            workspace, is_whole = 0, False
             why = ["memory= leaves no room for whole operands in the type of the sums"]
     if method != "blas" and not is_whole:
         panel_bytes, tile_bytes = held_per_element(method, plan.compute_dtype)
@@ -320,7 +321,7 @@ def _is_written_as_it_is(plan: Plan) -> bool:
 
 
 def _is_quick_in_numpy(plan: Plan) -> bool:
-    """Say whether NumPy's own loop multiplies integers sooner than BLAS does limbs of them.
+    """Say whether NumPy's own loop multiplies integers or bools sooner than BLAS does.
 
     It does where an element is used so seldom that to convert it costs more: products of vectors,
     of short K, of small matrices. That is for what it takes without a copy of whole operands.
@@ -347,15 +348,15 @@ def _choose_method(plan: Plan, why: list[str]) -> Method:
     if compute not in dtypes.BLAS_DTYPES and compute.kind in "fc":
         why.append(f"no BLAS has {compute}; NumPy's own loop multiplies it")
         return "numpy"
+    if compute.kind in "biu" and _is_quick_in_numpy(plan):
+        why.append("elements are used too seldom for anything but NumPy's own loop to pay")
+        return "numpy"
     if compute.kind == "b":
         why.append(
             "bool is or-and: a float32 product counts the hits, which are then compared to 0"
         )
         return "or-and"
     if compute.kind in "iu":
-        if _is_quick_in_numpy(plan):
-            why.append("elements are used too seldom for anything but NumPy's own loop to pay")
-            return "numpy"
         why.append(
             "BLAS has no integers: exact products of limbs in floating-point BLAS, 10 to "
             "60 times as fast as NumPy's own loop"

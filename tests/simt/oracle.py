@@ -270,7 +270,7 @@ def _negative(self):
 
 Number.__pow__ = _square
 Number.__neg__ = _negative
-Number.__pos__ = _unary("UAdd", lambda v: v)
+Number.__pos__ = lambda self: self if self.code[0] == "f" else _unary("UAdd", lambda v: v)(self)
 Number.__invert__ = _unary("Invert", lambda v: (not v) if isinstance(v, bool) else ~v)
 
 
@@ -414,7 +414,14 @@ def _rebound(function, cuda, known):
 class _Types:
     def __getattr__(self, name):
         code = _NAMES[np.dtype(name)]
-        return lambda value: Number(code, box(value).value, constant=box(value).constant)
+
+        def converted(value):
+            given = box(value)  # the same type is no conversion: a product stays one
+            if given.code == code:
+                return given
+            return Number(code, given.value, constant=given.constant)
+
+        return converted
 
 
 _Types = _Types()

@@ -150,6 +150,16 @@ def doubled(a, b, c, d, o):
     o[i] = t + t
 
 
+def through_a_type_of_its_own(a, b, c, d, o):
+    i = cuda.grid(1)
+    o[i] = np.float32(a[i] * b[i]) + c[i]
+
+
+def with_a_plus(a, b, c, d, o):
+    i = cuda.grid(1)
+    o[i] = d[i] - (+(a[i] * b[i]))
+
+
 def product_of_three(a, b, c, d, o):
     i = cuda.grid(1)
     o[i] = a[i] * b[i] * c[i] + d[i]
@@ -208,6 +218,8 @@ CASES = {
     squared: lambda a, b, c, d: f(a, a, c),
     accumulated: lambda a, b, c, d: f(a, d, f(a, b, c * d)),
     doubled: lambda a, b, c, d: f(a, b, a * b),
+    through_a_type_of_its_own: lambda a, b, c, d: f(a, b, c),
+    with_a_plus: lambda a, b, c, d: f(-a, b, d),
     product_of_three: lambda a, b, c, d: f(a * b, c, d),
     sum_across_a_root: lambda a, b, c, d: f(a, b, np.sqrt(abs(c))),
     difference_across_a_root: lambda a, b, c, d: a * b - np.sqrt(abs(c)),

@@ -296,7 +296,7 @@ class Calls(Expressions):
         raise self.error(node, f"{self.function.text(node)}: a number has no length")
 
     def _convert(self, kind: str, value: Value) -> Value:
-        return self.cast(value, kind)
+        return value if value.type == kind else self.cast(value, kind)
 
     def _math(self, node: ast.AST, name: str, values: list[Value]) -> Value:
         if len(values) != (2 if name in _TWO_ARGUMENTS else 1):
@@ -346,7 +346,7 @@ class Calls(Expressions):
     def _float(self, node: ast.Call, value: Value) -> Value:
         if value.type == "b1":
             raise self.error(node, "float() of a bool is not part of the dialect")
-        return self.use(value) if types.is_float(value.type) else self.cast(value, "f8")
+        return value if types.is_float(value.type) else self.cast(value, "f8")
 
     def _round(self, value: Value) -> Value:
         wide = self.cast(value, "f8")

@@ -406,7 +406,7 @@ class Expressions:
         except TypeError as error:
             raise self.error(node, str(error)) from None
         if operator == "UAdd":
-            return self.cast(operand, result)
+            return operand if operand.type == result else self.cast(operand, result)
         if types.is_float(result):
             product = operand.product
             if operand.constant is not UNKNOWN:

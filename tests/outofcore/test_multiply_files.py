@@ -410,6 +410,25 @@ def test_a_wrong_result_is_not_written(folder: Folder, monkeypatch: pytest.Monke
     assert "c.npy" not in folder.names()
 
 
+def test_no_thread_to_be_had_is_an_error_of_the_caller(
+    folder: Folder, rng: np.random.Generator, monkeypatch: Any
+) -> None:
+    a, start = small_integers(rng, (300, 300), np.dtype("float32")), threading.Thread.start
+
+    def refused(self: threading.Thread) -> None:
+        if self.name == "tilewise-write":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(tw.TilewiseError, match="no thread left .*: can't start new thread; "):
+            folder.multiply(a, a, memory="200KiB")
+    assert not {"tilewise-read", "tilewise-write"} & {x.name for x in threading.enumerate()}
+    assert folder.names() == ["a.npy", "b.npy"]
+    assert np.array_equal(folder.multiply(a, a, memory="200KiB")[1], a @ a)
+
+
 def test_a_thread_multiplies_files_after_the_main_thread_has_ended(folder: Folder) -> None:
     a = np.arange(360_000.0).reshape(600, 600) % 7
     one, out = folder.save("a.npy", a), str(folder.path / "c.npy")

@@ -256,7 +256,15 @@ class _Worker:
         self._thread = threading.Thread(target=self._run, name=name)
 
     def start(self) -> None:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            if "new thread" not in str(error):  # but an interrupt, see `unmasked`
+                raise
+            raise TilewiseError(
+                f"the system has no thread left to read and write files with: {error}; allow this "
+                "process more threads or memory"
+            ) from error
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         done: Future[T] = Future()

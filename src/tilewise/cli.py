@@ -163,8 +163,8 @@ def mul(
         typer.Option(
             "--verify",
             help=(
-                "Prove the result before it appears. Takes 64 MiB and more, whatever --memory "
-                "says, and room on the disk for a copy of each .zarr and chunked .h5."
+                "Prove the result before it appears. Takes room on the disk for a copy of each "
+                ".zarr and chunked .h5."
             ),
         ),
     ] = False,

@@ -61,6 +61,7 @@ BY_HAND = [
     ("sm_90", 256, 33, 2048, 6, ("registers",)),  # 40 · 32 = 1280 a warp, 51 → 48 warps
     ("sm_90", 256, 255, 0, 1, ("registers",)),
     ("sm_90", 32, 16, 0, 32, ("blocks",)),
+    ("sm_90", 32, None, 0, 32, ("blocks",)),  # what is not known limits nothing
     ("sm_90", 1024, 32, 0, 2, ("warps", "registers")),
     ("sm_90", 128, None, 100 * 1024, 2, ("shared_mem",)),
     ("sm_80", 256, 32, 2048, 8, ("warps", "registers")),

@@ -99,7 +99,7 @@ class Occupancy:
 
     ``limits`` holds ncu's ``launch__occupancy_limit_blocks``, ``_warps``, ``_registers`` and
     ``_shared_mem``: the blocks that each resource alone would allow. ``limited_by`` are those
-    that allow no more than ``blocks``.
+    that allow no more than ``blocks``; registers that are not known are not among them.
     """
 
     target: str
@@ -118,7 +118,8 @@ class Occupancy:
 
     @property
     def limited_by(self) -> tuple[Limit, ...]:
-        return tuple(name for name, blocks in self.limits.items() if blocks == self.blocks)
+        known = (name for name in self.limits if name != "registers" or self.registers)
+        return tuple(name for name in known if self.limits[name] == self.blocks)
 
 
 def occupancy(

@@ -445,6 +445,33 @@ threading.Thread(target=multiply_files, args=({one!r}, {one!r}, {out!r}), kwargs
     assert np.array_equal(np.load(out), a @ a)
 
 
+def test_an_interrupt_as_python_leaves_what_stops_the_threads_leaves_none_behind(
+    folder: Folder,
+) -> None:
+    """It comes before the first line of `__exit__`, where nothing can catch it."""
+    one, out = folder.save("a.npy", np.ones((200, 200))), str(folder.path / "c.npy")
+    program = f"""
+import sys, threading
+from tilewise import multiply_files
+
+def interrupt(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == "__exit__":
+        if type(frame.f_locals.get("self")).__name__ == "_Worker":
+            raise KeyboardInterrupt  # once: then it is no longer called
+
+sys.setprofile(interrupt)
+try:
+    multiply_files({one!r}, {one!r}, {out!r}, memory="400KiB")
+except KeyboardInterrupt as error:
+    kept = error  # and all that its traceback holds
+    print([x.name for x in threading.enumerate()])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert (done.stdout, done.stderr) == ("['MainThread']\n", "")
+
+
 def test_verify_keeps_the_budget(folder: Folder, rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((2, 600, 600)).astype(np.float32)
     memory = 2 << 20

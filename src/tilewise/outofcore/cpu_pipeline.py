@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +64,10 @@ def execute(
     a = a.as_panels((*job.a.batch, job.m, job.k), most)
     b = b.as_panels((*job.b.batch, job.k, job.n), most)
     with (
-        _working("tilewise-read") as reading,
-        _working("tilewise-write") as writing,
+        _Worker("tilewise-read") as reading,
+        _Worker("tilewise-write") as writing,
+        reading,  # both are left twice: a second interrupt may come as Python is about to leave one
+        writing,
         np.errstate(all="ignore"),  # Inf and NaN are results here, not news
     ):
         inbox = _Inbox(schedule, a, b, journal, account, reading)
@@ -245,7 +247,11 @@ class _Outbox:
 
 
 class _Worker:
-    """A thread that does what it is given, in order.
+    """A thread that does what it is given, in order; `with` starts it, and waits for it.
+
+    It is waited for however often Ctrl-C is pressed, as it has files in its hands, and it is there
+    before anything is asked of it, or who is interrupted would not know of it. One that everyone
+    forgot ends, and keeps no process.
 
     Python's own pools take nothing more once the main thread has come to its end, though it waits
     for threads that are at work, and one of them may be in a product of files.
@@ -253,9 +259,29 @@ class _Worker:
 
     def __init__(self, name: str) -> None:
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread = threading.Thread(target=_serve, args=[self._given], name=name, daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
+        try:
+            if self._thread.ident is None:
+                shielded(self._start)
+        except BaseException:
+            shielded(self._stop)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shielded(self._stop)
+
+    def __del__(self) -> None:
+        self._given.put(None)
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        done: Future[T] = Future()
+        self._given.put(partial(_carry_out, done, function, arguments))
+        return done
+
+    def _start(self) -> None:
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -266,21 +292,17 @@ class _Worker:
                 "process more threads or memory"
             ) from error
 
-    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        done: Future[T] = Future()
-        self._given.put(partial(_carry_out, done, function, arguments))
-        return done
-
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """Return when all that was given is done."""
         self._given.put(None)
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _run(self) -> None:
-        while (work := self._given.get()) is not None:
-            work()
-            del work  # or an error would hold it, and what it was given
+
+def _serve(given: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (work := given.get()) is not None:
+        work()
+        del work  # or an error would hold it, and what it was given
 
 
 def _carry_out(done: Future[T], function: Callable[..., T], arguments: tuple[Any, ...]) -> None:
@@ -289,20 +311,6 @@ def _carry_out(done: Future[T], function: Callable[..., T], arguments: tuple[Any
     except BaseException as error:
         done.set_exception(error)
         del done  # or its error would hold it
-
-
-@contextmanager
-def _working(name: str) -> Iterator[_Worker]:
-    """Start a thread that is waited for however often Ctrl-C is pressed: it has files in its hands.
-
-    It is there before anything is asked of it, or who is interrupted would not know of it.
-    """
-    worker = _Worker(name)
-    try:
-        shielded(worker.start)
-        yield worker
-    finally:
-        shielded(worker.stop)
 
 
 @contextmanager

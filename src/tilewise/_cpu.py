@@ -169,14 +169,14 @@ def plan_cpu(plan: Plan) -> Plan:
             why.append(
                 "out: strides, alignment or byte order that BLAS cannot write; a copy goes there"
             )
-    is_whole = method == "numpy" and plan.compute_dtype.kind in "biu"
-    if is_whole:
+    in_one_call = method == "numpy" and plan.compute_dtype.kind in "biu"
+    if in_one_call:
         workspace = _whole_bytes(plan)
         if budget is not None and workspace > budget - plan.held_bytes:
             method = "or-and" if plan.compute_dtype.kind == "b" else "limbs"
-            workspace, is_whole = 0, False
+            workspace, in_one_call = 0, False
             why = ["memory= leaves no room for whole operands in the type of the sums"]
-    if method != "blas" and not is_whole:
+    if method != "blas" and not in_one_call:
         panel_bytes, tile_bytes = held_per_element(method, plan.compute_dtype)
         tiles = choose_tiles(
             plan.m,

@@ -1011,3 +1011,18 @@ def test_what_a_stopped_run_left_in_a_group_does_not_hide_its_only_array(folder:
         assert np.array_equal(
             found.read((slice(0, 4), slice(0, 4)), np.empty(128, "u1")), np.eye(4)
         )
+
+
+@pytest.mark.parametrize(("k", "kib"), [(300, 900), (400, 700), (500, 900)])
+def test_chunks_of_a_prime_number_make_no_slivers(
+    tmp_path: Path, rng: np.random.Generator, k: int, kib: int
+) -> None:
+    a, b = (small_integers(rng, shape, "float32") for shape in ((642, k), (k, 395)))
+    stored = zarr.create_array(tmp_path / "b.zarr", data=b, chunks=(k // 3, 131))
+    out = tmp_path / "c.zarr"
+    plan = multiply_files(a, stored, out, memory=kib << 10)
+    assert plan.schedule is not None
+    assert min(plan.schedule.parts) >= 16
+    c = zarr.open_array(out, mode="r")
+    assert c.nchunks < 200
+    assert np.array_equal(c[:], a @ b)

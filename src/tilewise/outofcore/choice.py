@@ -37,6 +37,9 @@ _WORKSPACE_SHARE = 1 / 4
 _ENOUGH_WORKSPACE = 64 << 20
 _LARGEST_WORKSPACE = 128 << 20
 
+#: Parts of tiles with shorter sides are for what cannot be cut otherwise.
+_LEAST_PART = 16
+
 
 def choose_schedule(job: Job, budget_bytes: int) -> Schedule | None:
     """Return the schedule of least cost within a budget, or None below `least_budget`.
@@ -61,19 +64,14 @@ def choose_schedule(job: Job, budget_bytes: int) -> Schedule | None:
     many = _many_matrices(job, room)
     if many is not None and many.at_once >= at_once:
         return replace(many, budget_bytes=budget_bytes)
-    best = None
-    while at_once and best is None:
-        best = min(_schedules_within(job, room // at_once), key=_cost, default=None)
-        best = best and replace(
-            best, at_once=at_once, workspace_bytes=at_once * best.workspace_bytes
-        )
+    while at_once:
+        ranked = sorted(_schedules_within(job, room // at_once), key=_cost)
+        if ranked:
+            finished = (_finished(each, at_once, budget_bytes) for each in ranked)
+            whole = next((x for x in finished if not _is_splintered(x)), None)
+            return whole or _finished(ranked[0], at_once, budget_bytes)
         at_once //= 2
-    if best is None:
-        return None
-    # What the tiles have left over makes for fewer and larger calls of BLAS.
-    spare = budget_bytes - best.held_bytes + best.workspace_bytes
-    best = replace(best, budget_bytes=budget_bytes, workspace_bytes=min(spare, _LARGEST_WORKSPACE))
-    return replace(best, workspace_bytes=best.at_once * best.inner.workspace_bytes)
+    return None
 
 
 def least_budget(job: Job) -> int:
@@ -81,6 +79,25 @@ def least_budget(job: Job) -> int:
     m, n, k = (min(size, _LEAST_TILE) for size in (job.m, job.n, job.k))
     held = 2 * k * (m * job.a.itemsize + n * job.b.itemsize) + m * n * job.sum_itemsize
     return max(math.ceil(held / (1 - _WORKSPACE_SHARE)), _LEAST_BUDGET) + job.staging_bytes
+
+
+def _finished(schedule: Schedule, at_once: int, budget_bytes: int) -> Schedule:
+    """Return a schedule with what its tiles leave over, for fewer and larger calls of BLAS."""
+    schedule = replace(
+        schedule, at_once=at_once, workspace_bytes=at_once * schedule.workspace_bytes
+    )
+    spare = budget_bytes - schedule.held_bytes + schedule.workspace_bytes
+    schedule = replace(
+        schedule, budget_bytes=budget_bytes, workspace_bytes=min(spare, _LARGEST_WORKSPACE)
+    )
+    return replace(schedule, workspace_bytes=at_once * schedule.inner.workspace_bytes)
+
+
+def _is_splintered(schedule: Schedule) -> bool:
+    """Whether BLAS gets slivers: a tile as long as a chunk of 131 has no even parts but of 1."""
+    inner = schedule.inner
+    sides = ((schedule.tile_m, inner.tile_m), (schedule.tile_n, inner.tile_n))
+    return any(part < min(tile, _LEAST_PART) for tile, part in sides)
 
 
 def _schedules_within(job: Job, budget_bytes: int) -> Iterator[Schedule]:

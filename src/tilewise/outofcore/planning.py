@@ -42,6 +42,8 @@ _TILED_WHY = ("panels are read, and results written, beside BLAS at work",)
 
 #: A chunk of an output that has chunks is no larger, nor this share of the budget.
 _LARGEST_CHUNK = 4 << 20
+#: One of less than this part of that is small, and not about square if it is larger so.
+_SMALL_SHARE = 8
 _PART_SHARE = 32
 
 
@@ -295,8 +297,14 @@ def _chunks(plan: Plan, schedule: Tiling) -> tuple[int, ...]:
     *_, m, n = schedule.grid
     *at, part_m, part_n = schedule.parts
     most = max(min(how_of(plan).part_bytes, _LARGEST_CHUNK) // plan.dtype.itemsize, 1)
-    columns = _chunk(n, part_n, max(math.isqrt(most), most // m))
-    rows = _chunk(m, part_m, most // columns)
+    shapes = (
+        (columns, _chunk(m, part_m, most // columns))
+        for columns in (
+            _chunk(n, part_n, max(math.isqrt(most), most // m)),
+            _chunk(n, part_n, most),  # the only other divisor of a prime number
+        )
+    )
+    columns, rows = max(shapes, key=lambda shape: min(_SMALL_SHARE * math.prod(shape), most))
     batch = [1] * len(at)
     if batch:
         batch[-1] = _chunk(schedule.grid[-3], at[-1], max(most // (rows * columns), 1))

@@ -66,7 +66,7 @@ def build(evidence: Evidence, verdicts: Sequence[Verdict]) -> Report:
         all_data=evidence.holds_for_all_data,
         data_dependence=evidence.data_dependence,
         limits=_limits(evidence),
-        not_checked=tuple(filter(None, (why_no_roof,))),
+        not_checked=(why_no_roof,) if why_no_roof else (),
         notes=evidence.launch.notes,
         tell=lambda block, thread: thread_story(trial, block, thread),
     )

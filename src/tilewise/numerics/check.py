@@ -21,6 +21,7 @@ from .._arrays import adopt
 from .._memory import parse_budget
 from .._operand import broadcast_shapes
 from ..errors import DeviceError, DTypeError, OptionError, ShapeError, describe
+from ..outofcore.schedule import batch_slices
 from . import bounds, modular
 from .checksums import Sums, random_sums
 from .dtypes import DType, canonical
@@ -291,7 +292,7 @@ class _Search:
                 self._report(at, wrong)
             return
         start = 0
-        for some in _stacks(batch, at_once):
+        for some in batch_slices(batch, at_once):
             is_wrong = self._measure(*self._matrices(some)).reshape(-1, m, n)
             for number in np.flatnonzero(is_wrong.any(axis=(1, 2))):
                 wrong = Wrong((m, n), self.kept)
@@ -530,20 +531,6 @@ def _pieces(a: Any, b: Any, kind: type, panel: int) -> Iterator[tuple[Floats, Fl
     for piece in _cut(slice(0, a.shape[-1]), max(panel // (4 * width), 1)):
         ours, others = np.asarray(a[..., piece]), np.asarray(b[..., piece, :])
         yield left(ours.astype(kind)), right(others.astype(kind))
-
-
-def _stacks(batch: tuple[int, ...], most: int) -> Iterator[tuple[int | slice, ...]]:
-    """Yield parts of a batch in order, each of at most ``most`` matrices that are neighbours."""
-    axis, inside = len(batch), 1
-    while axis and inside * batch[axis - 1] <= most:
-        axis -= 1
-        inside *= batch[axis]
-    if not axis:
-        yield ()
-        return
-    for at in np.ndindex(batch[: axis - 1]):
-        for some in _cut(slice(0, batch[axis - 1]), most // inside):
-            yield (*at, some)
 
 
 def _spans(edges: Indices) -> list[slice]:

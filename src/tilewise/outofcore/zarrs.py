@@ -250,7 +250,8 @@ def _array_in(group: Path, inner: str | None, name: str) -> str:
     for root, folders, _ in os.walk(group):
         if is_array(Path(root)):
             folders.clear()
-            if not root.endswith(".part"):  # of such a run
+            unfinished = root.removesuffix(".part")  # such a run's, if its journal is there
+            if root == unfinished or not Path(f"{unfinished}.journal").exists():
                 found.append(Path(root).relative_to(group).as_posix())
     if inner is None and len(found) == 1:
         return found[0]

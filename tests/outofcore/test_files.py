@@ -202,6 +202,10 @@ def _npy(array: Any) -> bytes:
             "has a broken .npy header",
         ),
         (
+            _header("{'descr': '|a8', 'fortran_order': False, 'shape': (1, 4)}"),
+            "has a broken .npy header",
+        ),
+        (
             _header("{'descr': '<f4', 'fortran_order': False, 'shape': (10**9, 10**9)}"),
             "has a broken .npy header",
         ),

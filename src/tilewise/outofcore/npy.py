@@ -135,6 +135,7 @@ def _read_header(
         LookupError,
         RecursionError,
         MemoryError,
+        Warning,  # of a name that NumPy is going to forget, where warnings are errors
     ):
         raise broken from None
     if (

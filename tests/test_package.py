@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,25 @@ def test_no_module_outgrows_its_room() -> None:
         for path in (ROOT / "src").rglob("*.py")
     }
     assert {str(path): size for path, size in sizes.items() if size > 600} == {}
+
+
+def test_numerics_and_simt_load_no_room_above_them() -> None:
+    source = ROOT / "src" / "tilewise"
+    allowed = {
+        "numerics/check.py": {"_arrays", "_memory", "_operand"},
+        "numerics/room.py": {"_memory"},
+    }
+    for room in ("numerics", "simt"):
+        for path in (source / room).glob("*.py"):
+            found = set()
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.level != 1:
+                    parts = ["tilewise"] * (node.level == 2) + (node.module or "").split(".")
+                    names = [each.name for each in node.names]
+                    if parts[0] == "tilewise":
+                        found |= {name for name in parts[1:2] if name} or set(names)
+            here = str(path.relative_to(source))
+            assert found <= {"errors", room, *allowed.get(here, ())}, here
 
 
 def test_explain_is_the_function_whatever_was_imported_first() -> None:

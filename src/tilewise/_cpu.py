@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._arrays import overlap
+from ._operand import batch_slices, pick
 from .numerics import dtypes, limbs
-from .outofcore.schedule import Tiles, batch_slices, choose_tiles, pick
+from .outofcore.schedule import Tiles, choose_tiles
 
 if TYPE_CHECKING:
     from ._plan import Method, Plan

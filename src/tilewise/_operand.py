@@ -1,8 +1,13 @@
-"""Operands as planning sees them: shape, dtype, strides and place, never an element."""
+"""Operands as planning sees them: shape, dtype, strides and place, never an element.
+
+And np.matmul's rules for their shapes: what goes together, and which matrices of a batch meet.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +16,20 @@ from numpy.typing import NDArray
 from .errors import ShapeError, describe
 
 __all__ = [
+    "Box",
     "Operand",
+    "batch_slices",
+    "batch_steps",
     "broadcast_shapes",
     "c_strides",
+    "pick",
     "result_shape",
     "stored",
     "stored_shape",
 ]
+
+#: A part of an array: one slice with start and stop for each axis.
+Box = tuple[slice, ...]
 
 
 class Operand(NamedTuple):
@@ -159,6 +171,33 @@ def broadcast_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
             raise ValueError(f"{x} against {y}")
         sizes.append(y if x == 1 else x)
     return tuple(sizes)
+
+
+def batch_slices(batch: tuple[int, ...], at_once: int) -> Iterator[Box]:
+    """Yield slices of the batch axes that hold at most ``at_once`` matrices each, in C order."""
+    steps = batch_steps(batch, at_once)
+    grid = (range(0, size, step) for size, step in zip(batch, steps, strict=True))
+    for starts in itertools.product(*grid):
+        parts = zip(starts, steps, batch, strict=True)
+        yield tuple(slice(start, min(start + step, size)) for start, step, size in parts)
+
+
+def batch_steps(batch: tuple[int, ...], at_once: int) -> tuple[int, ...]:
+    """Return the length of those slices along each axis."""
+    steps = []
+    for size in reversed(batch):  # the innermost matrices are next to each other in memory
+        steps.append(max(min(size, at_once), 1))
+        at_once //= steps[-1]
+    return tuple(reversed(steps))
+
+
+def pick(at: Box, batch: tuple[int, ...]) -> Box:
+    """Return the part of an operand's own batch axes that serves a batch slice.
+
+    An axis of length 1 serves every slice; axes the operand lacks are left out.
+    """
+    own = at[len(at) - len(batch) :]
+    return tuple(slice(0, 1) if n == 1 else part for n, part in zip(batch, own, strict=True))
 
 
 def stored_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:

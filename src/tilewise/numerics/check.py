@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from .._arrays import adopt
 from .._memory import parse_budget
-from .._operand import broadcast_shapes
+from .._operand import batch_slices, broadcast_shapes
 from ..errors import DeviceError, DTypeError, OptionError, ShapeError, describe
-from ..outofcore.schedule import batch_slices
 from . import bounds, modular
 from .checksums import Sums, random_sums
 from .dtypes import DType, canonical

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from .._operand import batch_steps
 from .cuts import count, even
-from .schedule import Job, Schedule, Side, batch_steps
+from .schedule import Job, Schedule, Side
 
 __all__ = ["choose_schedule", "least_budget"]
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from .._memory import format_bytes
+from .._operand import Box, batch_slices, batch_steps, pick
 from .cuts import count, cuts, divisor, even
 
 __all__ = [
+    "Box",
     "Job",
     "Panel",
     "Schedule",
@@ -33,9 +35,6 @@ __all__ = [
     "sizes",
     "whole_schedule",
 ]
-
-#: A part of an array: one slice with start and stop for each axis.
-Box = tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,29 +478,6 @@ def choose_tiles(
         tile_k=tile[2],
         workspace_bytes=held(*tile),
     )
-
-
-def batch_slices(batch: tuple[int, ...], at_once: int) -> Iterator[Box]:
-    """Yield slices of the batch axes that hold at most ``at_once`` matrices each."""
-    yield from itertools.product(*map(cuts, batch, batch_steps(batch, at_once)))
-
-
-def batch_steps(batch: tuple[int, ...], at_once: int) -> tuple[int, ...]:
-    """Return the length of those slices along each axis."""
-    steps = []
-    for size in reversed(batch):  # the innermost matrices are next to each other in memory
-        steps.append(max(min(size, at_once), 1))
-        at_once //= steps[-1]
-    return tuple(reversed(steps))
-
-
-def pick(at: Box, batch: tuple[int, ...]) -> Box:
-    """Return the part of an operand's own batch axes that serves a batch slice.
-
-    An axis of length 1 serves every slice; axes the operand lacks are left out.
-    """
-    own = at[len(at) - len(batch) :]
-    return tuple(slice(0, 1) if n == 1 else part for n, part in zip(batch, own, strict=True))
 
 
 def everything(shape: tuple[int, ...]) -> Box:

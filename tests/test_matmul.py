@@ -347,7 +347,7 @@ def test_guard_bands_are_neither_read_nor_written(rng: Any) -> None:
             assert margins_are_whole(inside, buffer)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex64", "int64", "bool"])
 def test_as_many_axes_as_numpy_has_and_more_than_broadcast_shapes_knows(dtype: str) -> None:
     a = np.ones((*(1,) * 58, 2, 1, 1, 2, 20, 20), dtype)
     b = np.ones((2, 1, 20, 20), dtype)

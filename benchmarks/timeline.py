@@ -74,7 +74,9 @@ class Recorder:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sizes", nargs="*", type=int, default=[4096], help="m, n and k, or one")
     parser.add_argument("--memory", help="a budget, such as 2GiB")
     parser.add_argument("--devices", default="cuda:0", help="such as cuda:0,cuda:1")

@@ -266,6 +266,12 @@ def test_without_a_compiler_it_says_what_to_install() -> None:
     assert "pip install 'tilewise[kernels]'" in ran.stderr
 
 
+def test_its_help_keeps_the_command_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compiler.main(["--help"])
+    assert "\n    python -m tilewise.kernels.compile [" in capsys.readouterr().out
+
+
 def test_without_kernels_it_says_to_make_them(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="run make kernels"):
         kernels.manifest("portable", tmp_path)

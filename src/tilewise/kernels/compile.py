@@ -3,7 +3,7 @@
 Here a kernel is described (`Variant`), and what is described is compiled, checked and written
 beside its manifest; a file that is still right is left alone, so the folder is its own cache.
 Device code is in the families, the compilers are called in `toolchain`, and `tilewise.kernels`
-reads the result::
+reads the result:
 
     python -m tilewise.kernels.compile [--family hopper] [--target sm_90a] [--jobs 2]
 """
@@ -232,7 +232,11 @@ def broken_rules(entry: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build kernels; the command line of this module."""
-    parser = argparse.ArgumentParser(prog="python -m tilewise.kernels.compile", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tilewise.kernels.compile",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     families = [_family(module) for module in FAMILIES]
     parser.add_argument("--family", action="append", choices=families, help="default: all")
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all")

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise import _streamed
 from tilewise._operand import Operand
 from tilewise._plan import Plan, make_plan
 from tilewise._request import Request
+from tilewise.outofcore.device_schedule import Launch
 
 Array = NDArray[Any]
 
@@ -86,3 +88,15 @@ def within_bound(c: Array, a: Array, b: Array, unit: float = 2.0**-24, out_unit:
 def planned(a: Operand, b: Operand, *, gpu: Any = None, machine: Any = None, **asked: Any) -> Plan:
     """Return the plan for operands that are described, on a machine that need not be there."""
     return make_plan(Request(a, b, **asked), gpu=gpu, machine=machine)
+
+
+def goes_on(plan: Any) -> float:
+    """Return which share of the launches on the first GPU go on from what the one before left."""
+    (part, *_) = plan.how.parts
+    before, found = None, []
+    for launch in part.schedule.operations():
+        if isinstance(launch, Launch):
+            made = part.recipes[_streamed._key(part.schedule, launch)]
+            found.append(made.after(before, launch.same) is not made)
+            before = made
+    return sum(found) / len(found)

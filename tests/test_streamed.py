@@ -16,7 +16,7 @@ import tilewise as tw
 from benchmarks import timeline
 from tests.outofcore.fake_device import FakeCuda
 from tests.outofcore.fake_gpus import bindings, fake_gpus
-from tests.support import planned, small_integers
+from tests.support import goes_on, planned, small_integers
 from tests.test_gpu_plan import gpu
 from tilewise import _api, _devices, _recipe, _streamed
 from tilewise._operand import Operand
@@ -71,6 +71,21 @@ def test_k_in_pieces(cuda: Any, rng: Any, dtype: Any) -> None:
     assert plan.how.parts[0].schedule.pieces > 1
     plan(a, b, out=out)
     assert (out == exact(a, b)).all()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_operand_that_stays_is_split_once(cuda: Any, rng: Any, order: Any) -> None:
+    a, b = (np.asarray(small_integers(rng, x, "f4"), order=order) for x in ((700, 300), (300, 650)))
+    seen = set()
+    for budget in (800 << 10, 900 << 10, 1200 << 10, 1600 << 10):
+        out = poisoned((700, 650), "f4", order)
+        given: dict[str, Any] = {"devices": "cuda:0", "memory": budget, "precision": "tf32"}
+        plan = tw.plan(a, b, out=out, **given)
+        seen.add(plan.how.parts[0].schedule.order)
+        assert goes_on(plan) > 3 / 4
+        plan(a, b, out=out)
+        assert (out == exact(a, b)).all()
+    assert seen == {"rows", "columns"}
 
 
 def test_layouts_of_operands_and_result(cuda: Any, rng: Any) -> None:

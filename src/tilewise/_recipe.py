@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,18 @@ class Recipe:
     that do not merge take several."""
     scheme: Scheme | None = None
     """How float32 becomes float16 (`numerics.schemes`), where it does."""
+    kept: tuple[Following, ...] = ()
+    """How it goes on from what another has left in the workspace of a, and of b, if it can."""
+
+    def after(self, before: Recipe | None, same: int) -> Recipe:
+        """Return how it is computed where ``before`` was, in the same workspace.
+
+        ``same`` is the operand that both have at the same address: 0 for a, 1 for b, -1 for none.
+        """
+        if same < 0 or before is None or not self.kept or not before.kept:
+            return self
+        left, following = self.kept[same]
+        return following if left == before.kept[same].left else self
 
     def __str__(self) -> str:
         names = ", ".join(dict.fromkeys(step.kernel for step in self.steps)) or "none"
@@ -72,6 +84,13 @@ class Recipe:
             "launches": [step.kernel for step in self.steps],
             "expected_us": self.expected_us,
         }
+
+
+class Following(NamedTuple):
+    """A recipe for where what is left of an operand is equal to this."""
+
+    left: object
+    recipe: Recipe
 
 
 def recipe(
@@ -140,7 +159,7 @@ def recipe(
     dtypes = a.dtype, b.dtype, c.dtype
     family, choice, scheme = _choice(product, dtypes, axes, gpu, precision, workspace_bytes)
     offsets = tuple(_places(outside))
-    return Recipe(
+    made = Recipe(
         what=what,
         family=family,
         steps=choice.steps,
@@ -150,6 +169,13 @@ def recipe(
         offsets=offsets,
         scheme=scheme,
     )
+    if choice.kept is None or len(offsets) > 1:
+        return made
+    following = (
+        Following(each.left, replace(made, steps=each.steps, expected_us=each.expected_us))
+        for each in choice.kept
+    )
+    return replace(made, kept=tuple(following))
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,9 +302,13 @@ def run(
     numbers = (1, 0, 0, 0), (1, 1, 0, 0)
 
     def share(part: Part, first: int) -> Share:
+        before: Recipe | None = None
+
         def compute(device: Device, launch: Launch, pointers: tuple[int, int, int, int]) -> None:
+            nonlocal before
             assert isinstance(device, transfers.Gpu)
-            made = part.recipes[_key(part.schedule, launch)]
+            whole = part.recipes[_key(part.schedule, launch)]
+            made, before = whole.after(before, launch.same), whole
             given = numbers[part.schedule.pieces > 1]
             _gpu.launch(made, part.index, pointers, device.stream("compute"), given)
 
@@ -435,7 +439,8 @@ def _part(
                 if made.family != whole.family:
                     return None
                 recipes[key] = made
-            us += times * recipes[key].expected_us
+            made = recipes[key]
+            us += times * made.after(made, launch.same).expected_us
         workspace = max((made.workspace_bytes for made in recipes.values()), default=0)
         fitted = replace(schedule, workspace_bytes=workspace, compute_s=us * 1e-6)
         found[fitted] = recipes

@@ -17,6 +17,7 @@ import tilewise as tw
 from tests.gpu.support import EXACT, INEXACT, PoolHigh, download, in_memory, random, upload
 from tests.support import (
     exact_integers,
+    goes_on,
     no_more_threads_than,
     planned,
     small_integers,
@@ -72,6 +73,34 @@ def test_bits_are_those_of_device_operands(rng: Any, dtype: Any) -> None:
         out, plan = streamed(a, b, memory * a.itemsize)
         assert out.tobytes() == expected.tobytes(), (memory, str(plan))
     assert tw.matmul(a, b, devices="cuda:0").tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("precision", [None, "tf32"])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_what_is_left_of_an_operand_that_stays_gives_the_same_bits(
+    rng: Any, dtype: Any, precision: Any, order: Any
+) -> None:
+    """Rows and columns that are computed again by FMA among the rest."""
+    m, k, n = 4000, 1000, 3700
+    a, b = random(rng, (m, k), dtype), random(rng, (k, n), dtype)
+    for x, size in ((a, m), (b.T, n)):
+        rows = rng.choice(size, 40, replace=False)
+        x[rows[:10], 500] = np.nan
+        x[rows[10:20], 17] = np.inf
+        x[rows[20:30], 999] = 1e-30
+        x[rows[30:]] *= np.float32(1e-25)
+    a, b = np.asarray(a, order=order), np.asarray(b, order=order)
+    expected = in_memory(a, b, precision=precision)
+    out = poisoned((m, n), dtype, order)
+    for memory in (mib * a.itemsize << 18 for mib in range(50, 24, -2)):
+        plan = tw.plan(a, b, out=out, devices="cuda:0", memory=memory, precision=precision)
+        if goes_on(plan) > 3 / 4:
+            break
+    assert plan.how.parts[0].schedule.order == {"C": "columns", "F": "rows"}[order]
+    assert goes_on(plan) > 3 / 4
+    streamed(a, b, memory, out, precision=precision)
+    assert np.ascontiguousarray(out).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -97,7 +98,8 @@ def test_every_launch_is_of_a_kernel_with_those_arguments(why: str) -> None:
     from tilewise.kernels import hopper_float32
 
     variants = {variant.name: variant for variant in hopper_float32.variants()}
-    for step in (step for choice in choices(PROBLEMS[why]) for step in choice.steps):
+    ways = [way for choice in choices(PROBLEMS[why]) for way in (choice, *(choice.kept or ()))]
+    for step in (step for way in ways for step in way.steps):
         variant = variants[step.kernel]
         assert step.arguments.keys() == variant.signature.keys(), step.kernel
         for name, x in step.arguments.items():
@@ -166,6 +168,47 @@ def test_what_is_in_the_workspace_does_not_overlap(why: str) -> None:
     for name in ("a_list", "b_list", "a_count", "b_count", "b_flag"):
         assert repaired[name] == places(listed)[name]
     assert [repaired[name] for name in "abc"] == [(0, 0), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("why", PROBLEMS)
+def test_a_product_goes_on_from_what_is_left_of_an_operand(why: str) -> None:
+    p = PROBLEMS[why]
+    choice = by_tiles(p)
+    assert choice.kept is not None
+    splits, rest = choice.steps[:2], choice.steps[-2:]
+    without_a, without_b = (each.steps for each in choice.kept)
+    assert without_a[-2:] == without_b[-2:] == rest
+    assert without_a[1] == splits[1]
+    # Instead of splitting A, all that counts from zero is set to it, and nothing else.
+    assert places(without_a[0]) == places(splits[0])
+    assert dict(without_a[0].arguments) == {**splits[0].arguments, "count": 0}
+    # Without splitting B, but with what its columns were flagged with, and listing that.
+    assert without_b[0].kernel == splits[0].kernel
+    listed = without_b[1]
+    assert listed.kernel == "list_flagged"
+    cleared, flag = places(without_b[0])["cleared"], places(listed)["b_flag"]
+    words = int(without_b[0].arguments["clear_count"])  # type: ignore[arg-type]
+    columns = p.n * (2 if p.dtype == "c64" else 1) * math.prod(p.b.stack(p.outer, p.inner))
+    assert cleared[1] >= flag[1] + 4 * columns
+    all_words = int(splits[0].arguments["clear_count"])  # type: ignore[arg-type]
+    assert cleared[1] + 4 * words == places(splits[0])["cleared"][1] + 4 * all_words
+    assert all(each.expected_us < choice.expected_us for each in choice.kept)
+
+
+@pytest.mark.parametrize(("m", "n"), [(512, 128), (512, 72), (128, 512), (72, 512)])
+def test_what_is_left_lies_alike_whatever_the_size_of_the_smaller(m: int, n: int) -> None:
+    def kept(m: int, n: int, k: int = 300, **more: object) -> object:
+        # As in the slots of a schedule: of C alone, rows are as long as it is wide.
+        p = square(m, n, k, a=Strides(0, 0, k, 1), b=Strides(0, 0, 640, 1), **more)
+        found = by_tiles(p).kept
+        assert found is not None
+        return found[0 if m > n else 1].left
+
+    other = (m, 96) if m > n else (96, n)
+    assert kept(m, n) == kept(*other)
+    assert kept(m, n) != kept(m, n, 301)
+    assert kept(m, n) != kept(m, n, precision="tf32")
+    assert kept(m, n) != kept(*(x + 128 for x in (m, n)))
 
 
 @pytest.mark.parametrize("why", [why for why, p in PROBLEMS.items() if p.dtype == "fp32"])

@@ -25,27 +25,37 @@ bindings = pytest.importorskip("cuda.bindings.driver")
 
 @contextmanager
 def fake_gpus(monkeypatch: Any) -> Iterator[FakeCuda]:
-    """Two GPUs of 1 GiB, whose kernels are NumPy's products; every product is cut for them."""
+    """Two GPUs of 1 GiB, whose kernels are NumPy's products; every product is cut for them.
+
+    What a product leaves of its operands in its workspace is there for the next one to go on from,
+    whatever has become of the operands.
+    """
     fake = FakeCuda(bindings, gpus=2)
     operands: dict[int, Any] = {}
+    left: dict[int, list[Any]] = {}
     real_recipe = _recipe.recipe
 
     def recipe(a: Operand, b: Operand, c: Operand, batch: Any, **options: Any) -> Any:
         made = real_recipe(a, b, c, batch, **options)
-        operands[id(made)] = made, a, b, c
+        for side, recipe in enumerate((*(each.recipe for each in made.kept), made)):
+            operands[id(recipe)] = recipe, side if recipe is not made else None, a, b, c
         return made
 
     def launch(made: Any, index: int, pointers: Any, stream: int, numbers: Any) -> None:
-        _, *described = operands[id(made)]
+        _, kept, *described = operands[id(made)]
         a, b, c = (view(at, x) for at, x in zip(pointers, described, strict=False))
         assert made.workspace_bytes == 0 or pointers[3]
         for at, x in zip(pointers, described, strict=False):
             assert at % (16 if x.aligned else 1) == 0, "kernels were chosen for aligned operands"
 
         def work() -> None:
+            given = [a, b]
+            if kept is not None:
+                given[kept] = left[pointers[3]][kept]
+            left[pointers[3]] = [x.copy() for x in given]
             wide = {"b": bool, "c": complex}.get(np.result_type(a, b).kind, float)
             wide = np.int64 if c.dtype.kind in "iu" else wide
-            product = np.matmul(a.astype(wide), b.astype(wide))
+            product = np.matmul(*(x.astype(wide) for x in given))
             c[...] = (product + numbers[1] * c if numbers[1] else product).astype(c.dtype)
 
         fake.compute(stream, work)

@@ -67,6 +67,7 @@ def follow(schedule: Schedule, done: frozenset[int] = frozenset()) -> None:
     slots: dict[tuple[int, int], list[tuple[int, Any]]] = {}
     last_use: dict[tuple[int, int], int] = {}
     held: dict[int, Any] = {}  # which part of C is in a slot
+    before: list[Any] = [None, None]  # what the last launch has read of a and of b
     number = 0
     for tile, box in schedule.tiles():
         if tile in done:
@@ -82,6 +83,7 @@ def follow(schedule: Schedule, done: frozenset[int] = frozenset()) -> None:
             slots.setdefault(place, []).append((each.at, each.box))
             assert each.slot < (schedule.b_slots if each.side else schedule.a_slots)
             continue
+        read: list[Any] = []
         for side, x, slot, at, part in (
             (0, job.a, each.a_slot, each.a_at, each.c[-2]),
             (1, job.b, each.b_slot, each.b_at, each.c[-1]),
@@ -89,6 +91,7 @@ def follow(schedule: Schedule, done: frozenset[int] = frozenset()) -> None:
             place = (0 if job.is_gram else side, slot)
             last_use[place] = number
             loads = slots[place]
+            read.append((place, at, part, each.k, list(loads)))
             own = pick(each.c[:-2], x.batch)
             assert all(box[:-2] == own for _, box in loads[-1:])
             covered: set[int] = set()
@@ -103,6 +106,9 @@ def follow(schedule: Schedule, done: frozenset[int] = frozenset()) -> None:
                     if schedule.order != "corner":
                         assert (at, axis) == (0, part)
             assert covered >= set(range(part.start, part.stop)), "a panel is not there"
+        if each.same >= 0:
+            assert read[each.same] == before[each.same], "it has something else there"
+        before = read
         if each.is_first:
             held[each.c_slot] = each.c
         assert held[each.c_slot] == each.c
@@ -123,6 +129,14 @@ def test_a_schedule_does_all_the_work_with_what_is_there(job: Job, which: int, t
     for schedule in {made[(which + i) % len(made)] for i in range(4)} if made else ():
         assert schedule.held_bytes <= budget
         follow(schedule)
+
+
+def test_launches_know_what_stays() -> None:
+    for schedule in candidates(square(4096), 64 << 20):
+        launches = [x for x in schedule.operations() if isinstance(x, Launch)]
+        stays = [x.same == (0 if schedule.order == "rows" else 1) for x in launches]
+        tile = schedule.tile_m if schedule.order == "rows" else schedule.tile_n
+        assert len(launches) - sum(stays) == -(-4096 // tile)
 
 
 @settings(deadline=None, max_examples=80)
@@ -269,6 +283,37 @@ def test_workspace_that_does_not_fit_makes_tiles_smaller() -> None:
     assert tight is not None
     assert tight.held_bytes <= budget
     assert tight.read_bytes > free.read_bytes
+
+
+def test_lines_are_long_where_that_costs_nothing_else() -> None:
+    """Panels of rows of a pass, and not of columns of b, if both have their rows in memory."""
+    chosen = choose(square(32768), 2 << 30, Rates(), without_workspace)
+    assert chosen is not None
+    assert chosen.order == "columns"
+    turned = square(32768)
+    factors = {name: replace(getattr(turned, name), along_k=name == "b") for name in "ab"}
+    chosen = choose(replace(turned, along_n=False, **factors), 2 << 30, Rates(), without_workspace)
+    assert chosen is not None
+    assert chosen.order == "rows"
+
+
+def test_a_launch_in_parts_leaves_room_for_longer_panels() -> None:
+    """Of an operand that stays, all of which a launch would take as much again for."""
+    budget = 2 << 30
+
+    def fit(parts: int) -> Any:
+        def fitted(schedule: Schedule) -> Schedule | None:
+            a, b = schedule.a_store.slot_bytes, schedule.b_store.slot_bytes
+            made = replace(schedule, workspace_bytes=min(a, b) + max(a, b) // parts, compute_s=0.4)
+            return made if made.held_bytes <= budget else None
+
+        return fitted
+
+    rates = Rates(flops=2 * 32768**3 / 0.35)
+    whole, parts = (choose(square(32768), budget, rates, fit(n), 1.0) for n in (1, 2))
+    assert whole is not None
+    assert parts is not None
+    assert parts.read_bytes < 0.9 * whole.read_bytes
 
 
 def test_too_small_a_budget_has_no_schedule() -> None:

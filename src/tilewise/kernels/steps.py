@@ -17,6 +17,7 @@ __all__ = [
     "Argument",
     "Arguments",
     "Choice",
+    "Kept",
     "Number",
     "Pointer",
     "Product",
@@ -250,6 +251,19 @@ class Step:
         return replace(self, arguments=arguments)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a product leaves of an operand in its workspace, and how one that finds it goes on.
+
+    A product is computed by ``steps`` alone where the one before it, in the same workspace, had the
+    same operand at the same address, and ``left`` of both is equal.
+    """
+
+    left: object
+    steps: tuple[Step, ...]
+    expected_us: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """How a product is computed: launches, in order, on one stream; and what that takes.
@@ -262,6 +276,7 @@ class Choice:
     workspace_bytes: int
     expected_us: float
     why: str
+    kept: tuple[Kept, Kept] | None = None  #: of a and of b, if anything
 
 
 @dataclass(slots=True)

@@ -34,6 +34,10 @@ _PANEL_BYTES, _LINE_BYTES = 32 << 20, 8 << 10
 #: Where K is cut, this many panels of each operand are on the device: one at work, two on the way.
 _RING = 3
 
+#: A launch is computed whole, or in so many parts: these take less workspace for the operand that
+#: is cut, which stays.
+_PARTS = (1, 2, 4)
+
 #: Of the candidates that look best, so many are completed by their kernels.
 _TRIED = 6
 
@@ -75,11 +79,10 @@ def choose(
         return min(fitting, key=lambda s: (not s.holds_c, s.seconds(rates)[0]))
     # Kernels have ways that take less workspace, or round up what they take.
     for share in (workspace, 2 * workspace + 1 / 4, 0.0, 4 * workspace + 1):
+        found = dict.fromkeys(candidates(job, budget_bytes, share))
         ranked = sorted(
-            (
-                (s.seconds(rates, _compute_s(s, rates, share))[0], i, s)
-                for i, s in enumerate(candidates(job, budget_bytes, share))
-            ),
+            (s.seconds(rates, _compute_s(s, budget_bytes, rates, share))[0], i, s)
+            for i, s in enumerate(found)
         )[:_TRIED]
         near = [s for seconds, _, s in ranked if seconds <= 2 * ranked[0][0]]
         fitted = (fit(replace(s, budget_bytes=budget_bytes)) for s in near)
@@ -276,9 +279,11 @@ def _lines_within(
     for inner_tile in _sizes(sizes[inner], grains[inner]):
         panels = count(sizes[inner], inner_tile)
         panel = job.panel_bytes(1 if inner else 0, inner_tile, job.k)
-        for inner_slots, outer_slots in itertools.product({min(2, panels), panels}, (1, 2)):
+        for inner_slots, outer_slots, parts in itertools.product(
+            {min(2, panels), panels}, (1, 2), _PARTS
+        ):
             room = budget_bytes - (inner_slots + workspace) * panel
-            line = (outer_slots + workspace) * job.panel_bytes(1 if outer else 0, 1, job.k)
+            line = (outer_slots + workspace / parts) * job.panel_bytes(1 if outer else 0, 1, job.k)
             line += 2 * inner_tile * job.sum_itemsize
             if room < line:
                 continue
@@ -315,18 +320,28 @@ def _pieces_within(job: Job, budget_bytes: int, workspace: float) -> Iterator[Sc
         )
 
 
-def _compute_s(schedule: Schedule, rates: Rates, workspace: float) -> float:
+def _compute_s(schedule: Schedule, budget_bytes: int, rates: Rates, workspace: float) -> float:
     """Return about how long the launches take.
 
-    The last wave of tiles of each is not full, and each makes its workspace anew.
+    The last wave of tiles of each is not full, and each makes its workspace anew, but for what is
+    left of the operand that stays; one that is computed in parts, all of it, for every part.
     """
-    job = schedule.job
-    tiles = count(schedule.tile_m, _GRAIN) * count(schedule.tile_n, _GRAIN) * schedule.at_once
-    waves = count(tiles, rates.multiprocessors)
-    panels = job.a.nbytes(schedule.tile_m, schedule.tile_k)
-    panels += job.b.nbytes(schedule.tile_n, schedule.tile_k)
-    made = schedule.launches * schedule.at_once * workspace * panels
+    job, tile_m, tile_n = schedule.job, schedule.tile_m, schedule.tile_n
+    k = schedule.tile_k
+    a, b = float(job.a.nbytes(tile_m, k)), float(job.b.nbytes(tile_n, k))
+    room = (budget_bytes - schedule.held_bytes) / schedule.at_once
+    small, large = sorted((a, b))
+    parts = next((p for p in _PARTS if workspace * (small + large / p) <= room), _PARTS[-1])
+    made = small * parts + large
+    if parts == schedule.pieces == 1 and schedule.order == "rows":
+        made = b + a / count(job.n, tile_n)
+    elif parts == schedule.pieces == 1 and schedule.order == "columns":
+        made = a + b / count(job.m, tile_m)
+    tiles = count(tile_m, _GRAIN) * count(tile_n, _GRAIN) * schedule.at_once
+    of_part = count(tiles, parts)
+    waves = parts * count(of_part, rates.multiprocessors)
     full = job.flops / rates.flops * waves * rates.multiprocessors / tiles
+    made *= schedule.launches * schedule.at_once * workspace
     return full + 2 * made / rates.device_bytes
 
 
@@ -344,8 +359,12 @@ def _with_batch(x: Factor, axes: int, axis: int, size: int) -> Factor:
 
 
 def _sizes(size: int, grain: int) -> list[int]:
-    """Return the tile sizes to try along an axis, each about a quarter smaller."""
+    """Return the tile sizes to try along an axis: each a quarter smaller, then of each grain.
+
+    Of small ones, the tiles of a kernel fill its last wave, or leave it nearly empty.
+    """
     sizes = [max(size, 1)]
     while sizes[-1] > _GRAIN:
-        sizes.append(even(size, max(sizes[-1] * 3 // 4, _GRAIN), grain))
+        most = sizes[-1] * 3 // 4 if sizes[-1] > 16 * _GRAIN else sizes[-1] - _GRAIN
+        sizes.append(even(size, max(most, _GRAIN), grain))
     return list(dict.fromkeys(sizes))

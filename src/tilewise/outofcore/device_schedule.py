@@ -27,6 +27,9 @@ _FEW_SLICES = 4
 #: Where all panels stay, so many of them make a launch at most: longer ones keep C back.
 _STRIP = 4
 
+#: A line that is copied on the host takes as long as so many bytes more (docs/facts.md).
+_LINE_BYTES = 1 << 10
+
 
 class Load(NamedTuple):
     """A part of an operand goes to a slot, where it begins ``at`` rows of a, or columns of b."""
@@ -63,6 +66,8 @@ class Launch(NamedTuple):
     is_first: bool  #: of the pieces of K of this part
     is_last: bool
     tile: int  #: number of the part, from 0 in the order they run
+    same: Literal[-1, 0, 1] = -1
+    """The operand of which the launch before has read the same part: 0 for a, 1 for b."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -159,8 +164,8 @@ class Schedule:
         Without what is for tiles alone that are ``done``.
         """
         if self.order != "corner":
-            return self._lines(done)
-        return self._corner_without(done) if done else self._corner()
+            return _compared(self._lines(done))
+        return _compared(self._corner_without(done) if done else self._corner())
 
     def kinds(self) -> list[tuple[Load | Launch, int]]:
         """Return one of the operations of each shape, and how many of them there are.
@@ -174,7 +179,7 @@ class Schedule:
             for each in short.operations():
                 kind: tuple[Any, ...] = each[:1], each.shape
                 if isinstance(each, Launch):
-                    kind = each.shape, (each.k, each.a_at, each.b_at, each.is_last)
+                    kind = each.shape, (each.k, each.a_at, each.b_at, each.is_last, each.same)
                 first, times = found.get(kind, (each, 0))
                 found[kind] = first, times + weight
         return [(each, times) for each, times in found.values() if times]
@@ -236,11 +241,11 @@ class Schedule:
 
     def seconds(self, rates: Rates, compute_s: float | None = None) -> tuple[float, str]:
         """Return the time that all is expected to take, and what limits it."""
-        read, written = self._moved()
+        read, written = sum(self._read()), self.written_bytes
         bounds = {
             "compute": self.compute_s if compute_s is None else compute_s,
             "the bus": max(read, written) / rates.bus_bytes,
-            "the host's memory": (read + written * (1 + self.job.is_fresh)) / rates.host_bytes,
+            "the host's memory": self._copied() / rates.host_bytes,
             "hand-offs between threads": self.launches * rates.launch_s,
             "the files": (read + written) / rates.disk_bytes + self._stretches() * rates.stretch_s,
         }
@@ -258,8 +263,12 @@ class Schedule:
         if self.order == "corner":  # each panel brings more work than the one before it
             alone += bounds["compute"] / (1 if self.loads_first else min(3, max(lines)))
         outer = {"rows": 0, "columns": 1}.get(self.order)
-        if outer is not None and (self.a_slots, self.b_slots)[outer] < min(lines[outer], 2):
-            alone += (lines[outer] - 1) * first / rates.bus_bytes
+        if outer is not None:
+            # With a second buffer, the next line's panel comes while the last panels of the other
+            # operand, which are there already, are multiplied.
+            is_double = (self.a_slots, self.b_slots)[outer] > 1
+            meanwhile = 2 * bounds["compute"] / self.launches if is_double else 0.0
+            alone += (lines[outer] - 1) * max(first / rates.bus_bytes - meanwhile, 0.0)
         if self.c_slots == 1 and not self.holds_c:
             alone += written / rates.bus_bytes
         return rates.start_s + bounds[limit] + alone, limit
@@ -270,14 +279,29 @@ class Schedule:
         tiles = count(self.job.m, self.tile_m) * count(self.job.n, self.tile_n)
         return count(self.job.matrices, self.at_once) * tiles * self.pieces
 
-    def _moved(self) -> tuple[int, int]:
-        """Return bytes read and written, by formula; what goes back and forth counts whole."""
+    def _read(self) -> tuple[int, int]:
+        """Return bytes read of a and b, by formula; what goes back and forth counts whole."""
         job = self.job
-        each_a, each_b = job.a.nbytes(job.m, job.k), job.b.nbytes(job.n, job.k)
-        count_a, count_b = (max(math.prod(x.batch), 1) for x in (job.a, job.b))
-        a_passes, b_passes = self._passes()
-        read = each_a * count_a * a_passes + (0 if job.is_gram else each_b * count_b * b_passes)
-        return read, self.written_bytes
+        a, b = (
+            x.nbytes(x.size, job.k) * max(math.prod(x.batch), 1) * passes
+            for x, passes in zip((job.a, job.b), self._passes(), strict=True)
+        )
+        return a, 0 if job.is_gram else b
+
+    def _copied(self) -> float:
+        """Return what the host's memory takes as long as, in bytes copied in one stretch."""
+        job, (a, b), c = self.job, self._read(), self.written_bytes
+        copied = [
+            (a, job.store(0, self.tile_m, self.tile_k), job.store(0, job.m, job.k)),
+            (b, job.store(1, self.tile_n, self.tile_k), job.store(1, job.n, job.k)),
+            (c, job.c_store(self.tile_m, self.tile_n), job.c_store(job.m, job.n)),
+        ]
+        lines = sum(
+            nbytes * _LINE_BYTES / (part.width * part.itemsize)
+            for nbytes, part, whole in copied
+            if part.width < whole.width
+        )
+        return a + b + c * (1 + job.is_fresh) + lines
 
     def _passes(self) -> tuple[int, int]:
         """Return how often each operand is read; what goes back and forth counts whole."""
@@ -507,6 +531,27 @@ class _Slots:
         del self._slots[found]
         self._slots[found] = (key, launch)
         return found, after
+
+
+def _compared(operations: Iterator[Load | Launch]) -> Iterator[Load | Launch]:
+    """Yield the operations, launches with the operand that each shares with the one before."""
+    read: tuple[Any, ...] = (None, None)
+    for each in operations:
+        if isinstance(each, Load):
+            if read[each.side] is not None and read[each.side][0] == each.slot:
+                read = (None, read[1]) if each.side == 0 else (read[0], None)
+            yield each
+            continue
+        now = (
+            (each.a_slot, each.a_at, each.c[-2], each.k),
+            (each.b_slot, each.b_at, each.c[-1], each.k),
+        )
+        if read[0] == now[0]:
+            each = each._replace(same=0)
+        elif read[1] == now[1]:
+            each = each._replace(same=1)
+        read = now
+        yield each
 
 
 def _strips(parts: list[slice]) -> Iterator[list[slice]]:

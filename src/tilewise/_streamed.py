@@ -27,6 +27,7 @@ from .outofcore.device_job import Factor, Job, Rates
 from .outofcore.device_pipeline import Device, Share, Threads
 from .outofcore.device_pipeline import multiply as run_pipeline
 from .outofcore.device_schedule import Launch, Schedule
+from .outofcore.device_time import expected
 from .outofcore.schedule import Box
 from .outofcore.slices import HostArray, Sink, Source
 
@@ -455,7 +456,7 @@ def _part(
             f"workspace on cuda:{gpu.index}, and {size(budget)} may be taken there{needs}; raise "
             "memory=, or free memory of the device (other libraries keep some for later)"
         )
-    expected_s, limit = schedule.seconds(rates)
+    expected_s, limit = expected(schedule, rates)
     return Part(
         index=gpu.index,
         origin=origin,

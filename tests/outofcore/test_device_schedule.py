@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tilewise.outofcore.device_choice import candidates, choose, deal, least_bytes, resident
 from tilewise.outofcore.device_job import Factor, Job, Rates
 from tilewise.outofcore.device_schedule import Launch, Load, Schedule
+from tilewise.outofcore.device_time import expected
 from tilewise.outofcore.schedule import pick
 
 
@@ -256,7 +258,7 @@ def test_a_budget_is_kept_and_used(budget: int, piece: int) -> None:
     tight = choose(square(32768, piece=piece), budget // 2, fast, without_workspace)
     assert tight is not None
     assert chosen.read_bytes < tight.read_bytes
-    assert chosen.seconds(fast)[0] < tight.seconds(fast)[0]
+    assert expected(chosen, fast)[0] < expected(tight, fast)[0]
 
 
 def test_a_tile_of_c_that_stays_moves_less_than_a_panel_over_all_of_k() -> None:
@@ -338,7 +340,7 @@ def test_operations_are_counted_without_being_enumerated(
 ) -> None:
     own = [tuple(1 if data.draw(st.booleans()) else size for size in batch) for _ in "ab"]
     factors = (replace(x, batch=each) for x, each in zip((job.a, job.b), own, strict=True))
-    a, b = (replace(x, size=min(x.size, 7)) for x in factors)
+    a, b = (replace(x, size=min(x.size, 40)) for x in factors)
     job = replace(job, batch=tuple(np.broadcast_shapes(*own)), a=a, b=b, k=min(job.k, 20))
     schedule = Schedule(
         job=job,
@@ -353,20 +355,21 @@ def test_operations_are_counted_without_being_enumerated(
         at_once=data.draw(st.integers(1, 20)),
     )
     if schedule.at_once == 1:  # then slots are for all panels of one matrix, or for two of them
-        m, n, k = (data.draw(st.integers(1, size)) for size in (a.size, b.size, job.k))
+        m, n = (data.draw(st.integers(1, min(size, 5))) for size in (a.size, b.size))
+        k = data.draw(st.integers(1, job.k))
         slots = [data.draw(st.sampled_from([1, 2, -(-x.size // t)])) for x, t in ((a, m), (b, n))]
         schedule = replace(
             schedule, tile_m=m, tile_n=n, tile_k=k, a_slots=slots[0], b_slots=slots[1]
         )
-    counted: dict[Any, int] = {}
-    for each in schedule.operations():
-        kind = type(each), each.side if isinstance(each, Load) else each.is_last, each.shape
-        counted[kind] = counted.get(kind, 0) + 1
-    found: dict[Any, int] = {}
+
+    def kind(each: Load | Launch) -> Any:
+        is_load = isinstance(each, Load)
+        return each.shape, each.side if is_load else (each.k, each.is_last, each.same)
+
+    found: Counter[Any] = Counter()
     for each, times in schedule.kinds():
-        kind = type(each), each.side if isinstance(each, Load) else each.is_last, each.shape
-        found[kind] = found.get(kind, 0) + times
-    assert found == counted
+        found[kind(each)] += times
+    assert found == Counter(map(kind, schedule.operations()))
     assert schedule.tile_count == len(list(schedule.tiles()))
 
 
@@ -390,6 +393,23 @@ def test_a_million_small_matrices_are_planned_at_once(
     assert best.at_once > 1 or best.held_bytes > budget / 3
     assert best.tile_count == -(-(10**6) // best.at_once)
     assert best.read_bytes == 2 * 10**6 * size**2 * 4
+
+
+def test_a_product_of_a_million_tiles_is_planned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations = Schedule.operations
+
+    def few(schedule: Schedule, done: Any = ()) -> Iterator[Any]:
+        assert schedule.launches < 1000
+        return operations(schedule, done)
+
+    monkeypatch.setattr(Schedule, "operations", few)
+    for size, k, budget in ((65536, 65536, 200 << 20), (10**6, 100, 32 << 20), (10**6, 100, 10**6)):
+        a = Factor(size=size, itemsize=4, along_k=True)
+        job = Job(batch=(), k=k, a=a, b=replace(a, along_k=False), sum_itemsize=4)
+        best = choose(job, budget, Rates(), without_workspace)
+        assert best is not None
+        tiles = -(-size // best.tile_m) * -(-size // best.tile_n)
+        assert best.tile_count == best.launches == tiles > 1000
 
 
 def test_schedules_print_and_are_plain_data() -> None:

@@ -16,6 +16,7 @@ from ..kernels.steps import round_up
 from .cuts import count, cuts, even
 from .device_job import Factor, Job, Rates
 from .device_schedule import Schedule
+from .device_time import expected
 from .schedule import Box, batch_steps
 
 __all__ = ["candidates", "choose", "deal", "least_bytes", "resident", "sample"]
@@ -76,18 +77,18 @@ def choose(
     are_files = rates.disk_bytes < math.inf
     staying = (fit(replace(s, budget_bytes=budget_bytes)) for s in resident(job, are_files))
     if fitting := [s for s in staying if s is not None]:
-        return min(fitting, key=lambda s: (not s.holds_c, s.seconds(rates)[0]))
+        return min(fitting, key=lambda s: (not s.holds_c, expected(s, rates)[0]))
     # Kernels have ways that take less workspace, or round up what they take.
     for share in (workspace, 2 * workspace + 1 / 4, 0.0, 4 * workspace + 1):
         found = dict.fromkeys(candidates(job, budget_bytes, share))
         ranked = sorted(
-            (s.seconds(rates, _compute_s(s, budget_bytes, rates, share))[0], i, s)
+            (expected(s, rates, _compute_s(s, budget_bytes, rates, share))[0], i, s)
             for i, s in enumerate(found)
         )[:_TRIED]
         near = [s for seconds, _, s in ranked if seconds <= 2 * ranked[0][0]]
         fitted = (fit(replace(s, budget_bytes=budget_bytes)) for s in near)
         if fitting := [s for s in fitted if s is not None]:
-            return min(fitting, key=lambda s: s.seconds(rates)[0])
+            return min(fitting, key=lambda s: expected(s, rates)[0])
     return None
 
 

@@ -16,19 +16,18 @@ from typing import Any, Literal, NamedTuple
 
 from .._memory import format_bytes
 from .cuts import count, cuts
-from .device_job import Job, Rates, Store
+from .device_job import Job, Store
 from .schedule import Box, batch_slices, batch_steps, pick, sizes
 
 __all__ = ["Launch", "Layout", "Load", "Schedule"]
 
 #: Slices of a batch axis after which the rest are alike: more than an operand has slots for.
 _FEW_SLICES = 4
+#: As many panels of an operand as differ from one another, besides those it has slots for.
+_FEW_PANELS = 4
 
 #: Where all panels stay, so many of them make a launch at most: longer ones keep C back.
 _STRIP = 4
-
-#: A line that is copied on the host takes as long as so many bytes more (docs/facts.md).
-_LINE_BYTES = 1 << 10
 
 
 class Load(NamedTuple):
@@ -170,9 +169,10 @@ class Schedule:
     def kinds(self) -> list[tuple[Load | Launch, int]]:
         """Return one of the operations of each shape, and how many of them there are.
 
-        Nothing is enumerated for each of many matrices. Slices of a batch differ from one another
-        in what is still there of those before alone; along an axis all but the first few are
-        alike, so what four and five of them count says what any number does.
+        Nothing is enumerated for each of many matrices, or tiles. Slices of a batch differ from one
+        another in what is still there of those before alone; along an axis all but the first few
+        are alike, so what four and five of them count says what any number does. So it is with
+        the lines of tiles, and with the tiles of a line.
         """
         found: dict[Any, tuple[Load | Launch, int]] = {}
         for short, weight in self._shortened():
@@ -185,19 +185,30 @@ class Schedule:
         return [(each, times) for each, times in found.values() if times]
 
     def _shortened(self) -> Iterator[tuple[Schedule, int]]:
-        """Yield schedules of fewer matrices whose operations, weighted, add up to those of this."""
-        batch = self.job.batch
-        ways = []
-        for size, step in zip(batch, batch_steps(batch, self.at_once), strict=True):
+        """Yield schedules of less whose operations, weighted, add up to those of this."""
+        job, ways = self.job, []
+        for size, step in zip(job.batch, batch_steps(job.batch, self.at_once), strict=True):
             slices, rest = divmod(size, step)
             few, more = _FEW_SLICES * step + rest, (_FEW_SLICES + 1) * step + rest
             extra = slices - _FEW_SLICES
             ways.append([(size, 1)] if extra < 2 else [(few, 1 - extra), (more, extra)])
-        for way in itertools.product(*ways):
-            box = tuple(slice(0, size) for size, _ in way)
-            a, b = (replace(x, batch=sizes(pick(box, x.batch))) for x in (self.job.a, self.job.b))
-            job = replace(self.job, batch=sizes(box), a=a, b=b)
-            yield replace(self, job=job), math.prod(weight for _, weight in way)
+        down = [(job.m, self.a_slots, 1)]
+        across = [(job.n, self.b_slots, 1)]
+        if self.order != "corner":
+            down = _fewer(job.m, self.tile_m, self.a_slots, self.pieces)
+            across = _fewer(job.n, self.tile_n, self.b_slots, self.pieces)
+        for (m, a_slots, rows), (n, b_slots, columns) in itertools.product(down, across):
+            for way in itertools.product(*ways):
+                box = tuple(slice(0, size) for size, _ in way)
+                a, b = (pick(box, x.batch) for x in (job.a, job.b))
+                less = replace(
+                    job,
+                    batch=sizes(box),
+                    a=replace(job.a, size=m, batch=sizes(a)),
+                    b=replace(job.b, size=n, batch=sizes(b)),
+                )
+                weight = rows * columns * math.prod(weight for _, weight in way)
+                yield replace(self, job=less, a_slots=a_slots, b_slots=b_slots), weight
 
     def tiles(self) -> Iterator[tuple[int, Box]]:
         """Yield the number and the place of each part of C that is computed as one."""
@@ -239,104 +250,11 @@ class Schedule:
             rows, cols = self.job.m, self.job.n
         return self.job.c_store(rows, cols, lead=lead)
 
-    def seconds(self, rates: Rates, compute_s: float | None = None) -> tuple[float, str]:
-        """Return the time that all is expected to take, and what limits it."""
-        read, written = sum(self._read()), self.written_bytes
-        bounds = {
-            "compute": self.compute_s if compute_s is None else compute_s,
-            "the bus": max(read, written) / rates.bus_bytes,
-            "the host's memory": self._copied() / rates.host_bytes,
-            "hand-offs between threads": self.launches * rates.launch_s,
-            "the files": (read + written) / rates.disk_bytes + self._stretches() * rates.stretch_s,
-        }
-        limit = max(bounds, key=lambda name: bounds[name])
-        first = sum(
-            math.prod(store.lead) * store.lines * store.pitch for store in self._first_stores()
-        )
-        if limit == "the files":  # they are read all the time, the first panels among the rest
-            first = 0
-        # Nothing is computed while the first panels come, and nothing else while the last part of C
-        # leaves; and a lone buffer is not filled while it is read, or emptied while it is written.
-        last = self.job.c_store(self.tile_m, self.tile_n).nbytes * self.at_once
-        alone = (first + last) / min(rates.bus_bytes, rates.disk_bytes)
-        lines = count(self.job.m, self.tile_m), count(self.job.n, self.tile_n)
-        if self.order == "corner":  # each panel brings more work than the one before it
-            alone += bounds["compute"] / (1 if self.loads_first else min(3, max(lines)))
-        outer = {"rows": 0, "columns": 1}.get(self.order)
-        if outer is not None:
-            # With a second buffer, the next line's panel comes while the last panels of the other
-            # operand, which are there already, are multiplied.
-            is_double = (self.a_slots, self.b_slots)[outer] > 1
-            meanwhile = 2 * bounds["compute"] / self.launches if is_double else 0.0
-            alone += (lines[outer] - 1) * max(first / rates.bus_bytes - meanwhile, 0.0)
-        if self.c_slots == 1 and not self.holds_c:
-            alone += written / rates.bus_bytes
-        return rates.start_s + bounds[limit] + alone, limit
-
     @property
     def launches(self) -> int:
         """Number of launches, where panels come and go."""
         tiles = count(self.job.m, self.tile_m) * count(self.job.n, self.tile_n)
         return count(self.job.matrices, self.at_once) * tiles * self.pieces
-
-    def _read(self) -> tuple[int, int]:
-        """Return bytes read of a and b, by formula; what goes back and forth counts whole."""
-        job = self.job
-        a, b = (
-            x.nbytes(x.size, job.k) * max(math.prod(x.batch), 1) * passes
-            for x, passes in zip((job.a, job.b), self._passes(), strict=True)
-        )
-        return a, 0 if job.is_gram else b
-
-    def _copied(self) -> float:
-        """Return what the host's memory takes as long as, in bytes copied in one stretch."""
-        job, (a, b), c = self.job, self._read(), self.written_bytes
-        copied = [
-            (a, job.store(0, self.tile_m, self.tile_k), job.store(0, job.m, job.k)),
-            (b, job.store(1, self.tile_n, self.tile_k), job.store(1, job.n, job.k)),
-            (c, job.c_store(self.tile_m, self.tile_n), job.c_store(job.m, job.n)),
-        ]
-        lines = sum(
-            nbytes * _LINE_BYTES / (part.width * part.itemsize)
-            for nbytes, part, whole in copied
-            if part.width < whole.width
-        )
-        return a + b + c * (1 + job.is_fresh) + lines
-
-    def _passes(self) -> tuple[int, int]:
-        """Return how often each operand is read; what goes back and forth counts whole."""
-        rows, columns = count(self.job.m, self.tile_m), count(self.job.n, self.tile_n)
-        a_passes = b_passes = 1
-        if self.order != "corner":
-            if self.pieces > 1 or (self.order == "columns" and self.a_slots < rows):
-                a_passes = columns
-            if self.pieces > 1 or (self.order == "rows" and self.b_slots < columns):
-                b_passes = rows
-        return a_passes, b_passes
-
-    def _stretches(self) -> int:
-        """Return in how many stretches operands in files are read, and a result is written."""
-        job = self.job
-        columns = count(job.n, self.tile_n)
-        found = job.matrices * (count(job.m, self.tile_m) if columns == 1 else job.m * columns)
-        for x, tile, passes in zip(
-            (job.a, job.b), (self.tile_m, self.tile_n), self._passes(), strict=True
-        ):
-            panels = 1 if self.loads_first else count(x.size, tile)
-            if x.along_k:
-                each = panels if self.pieces == 1 else x.size * self.pieces
-            else:
-                each = self.pieces if panels == 1 else job.k * panels
-            found += max(math.prod(x.batch), 1) * passes * each
-        return found
-
-    def _first_stores(self) -> list[Store]:
-        job = self.job
-        lead = (self.at_once,) if self.at_once > 1 else ()
-        stores = [job.store(0, self.tile_m, self.tile_k, lead=lead)]
-        if not job.is_gram:
-            stores.append(job.store(1, self.tile_n, self.tile_k, lead=lead))
-        return stores
 
     def _store(self, side: Literal[0, 1], slots: int, tile: int) -> Store:
         x = self.job.b if side else self.job.a
@@ -557,6 +475,25 @@ def _compared(operations: Iterator[Load | Launch]) -> Iterator[Load | Launch]:
 def _strips(parts: list[slice]) -> Iterator[list[slice]]:
     for start in range(0, len(parts), _STRIP):
         yield parts[start : start + _STRIP]
+
+
+def _fewer(size: int, tile: int, slots: int, pieces: int) -> list[tuple[int, int, int]]:
+    """Return sizes of fewer panels, slots for them, and weights by which they add up to all of it.
+
+    Lines go back and forth, so what two lines more add is what any two do: all but those at the
+    edges, and those that are there still when a line begins, are alike.
+    """
+    panels = count(size, tile)
+    stay = slots >= panels
+    few = _FEW_PANELS + (0 if stay else slots)
+    few += (panels - few) % 2
+    extra = (panels - few) // 2
+    if extra < 2 or (stay and pieces > 1):
+        return [(size, slots, 1)]
+    return [
+        (size - (panels - n) * tile, n if stay else slots, weight)
+        for n, weight in ((few, 1 - extra), (few + 2, extra))
+    ]
 
 
 def _length(part: slice) -> int:

@@ -357,7 +357,9 @@ def test_vectors_and_batches(
     bad = c.copy()
     index = tuple(int(rng.integers(size)) for size in c.shape)
     bad[index] += 20
-    assert wrong_only_at(check(a, b, bad), index)
+    found = check(a, b, bad)
+    assert wrong_only_at(found, index)
+    assert str(found.first).startswith(f"c[{', '.join(map(str, index))}] is" if index else "c is")
 
 
 def test_several_wrong_matrices_are_counted(rng: np.random.Generator, way: str) -> None:
@@ -442,6 +444,26 @@ def test_a_budget_is_kept_by_parts_that_find_as_much(
         check(a, b, c, memory="30KiB")
 
 
+@pytest.mark.parametrize("sizes", [(10**7, 100, 100), (100, 10**7, 100), (100, 100, 10**7)])
+@pytest.mark.parametrize("dtype", ["f4", "D", "i8"])
+def test_a_long_side_takes_little_memory_if_nobody_says(
+    dtype: str, sizes: tuple[int, int, int]
+) -> None:
+    m, n, k = sizes
+    kinds = (np.dtype(dtype),) * 3
+    room = Room.of(sizes, (), kinds, bound(k, *kinds))
+    assert room.nbytes <= max(2**28, kinds[0].itemsize * (m * n + m * k + k * n) // 16)
+
+
+def test_thin_products_are_recomputed_where_that_is_quicker() -> None:
+    kinds = (np.dtype("f4"),) * 3
+    for m, n, k, recomputes in (
+        *((10**6, 64, 64, True), (64, 64, 10**6, True), (3000, 64, 3000, True)),
+        *((3000, 3000, 64, False), (10**6, 200, 200, False), (4096, 4096, 4096, False)),
+    ):
+        assert Room.of((m, n, k), (), kinds, bound(k, *kinds)).recomputes is recomputes
+
+
 def test_files_are_read_in_panels_and_their_pages_given_back(tmp_path: Path) -> None:
     program = """
 import resource, sys
@@ -451,7 +473,7 @@ from tilewise.numerics.check import check
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-m, k, n = 65536, 1024, 64
+m, k, n = 65536, 512, 128
 rng = np.random.default_rng(0)
 b = rng.standard_normal((k, n), np.float32)
 a = np.lib.format.open_memmap("a.npy", "w+", np.float32, (m, k))
@@ -477,5 +499,5 @@ print(peak() - before)
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True
     )
-    # The files are 272 MiB; state is about 3 KiB for each of 66,624 rows, columns and terms.
-    assert int(done.stdout) <= 2**26 + 3 * 1024 * 66_624
+    # The files are 160 MiB; state is about 3 KiB for each of 66,176 rows, columns and terms.
+    assert int(done.stdout) <= 2**26 + 3 * 1024 * 66_176

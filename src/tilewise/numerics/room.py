@@ -17,12 +17,17 @@ from .elements import Rule
 
 __all__ = ["Room"]
 
-#: Multiply-adds up to which recomputing a product in float64 takes no longer than the sums.
-RECOMPUTED_WORK = 2**27
-#: A side so short that recomputing costs no more than the sums, however long the others.
+#: Multiply-adds up to which a product is recomputed in any case: that takes milliseconds. For
+#: integers, which BLAS has no products for, it is fewer.
+RECOMPUTED_WORK, RECOMPUTED_INTEGER_WORK = 2**27, 2**24
+#: A side so short that it is too.
 RECOMPUTED_SIDE = 16
-#: The same for integers, which BLAS has no products for.
-RECOMPUTED_INTEGER_WORK = 2**24
+
+#: What takes as long as summing up an element of a, b or c, which is about 10 ns: multiply-adds
+#: that are recomputed; and for each row, column or term that is summed, and for each element of c
+#: that is compared, so many elements.
+_WORK_PER_ELEMENT, _INTEGER_WORK_PER_ELEMENT = 80, 10
+_LINE_ELEMENTS, _COMPARED_ELEMENTS = 400, 5
 
 #: Elements of a panel in float64: 8 MiB where there is room for several, and where there is little.
 PANEL, LEAST_PANEL = 2**20, 2**10
@@ -31,6 +36,9 @@ LEAST_SIDE = 16
 #: Blocks that the columns, and the rows, of C are cut into, in all its parts. Smaller blocks see
 #: smaller errors; each costs as much as one vector a round.
 BLOCKS = 8
+
+#: What is held if nobody says: the more of these bytes, and of this share of a, b and c.
+_DEFAULT_BYTES, _DEFAULT_SHARE = 256 << 20, 16
 
 #: What is held, as measured: for any product; for elements of a small one; for each element of a
 #: panel, twice in sums; for each row, column and term that is summed, in all and in each block; for
@@ -68,7 +76,7 @@ class Room:
         bound: Bound,
         memory_bytes: int | None = None,
     ) -> Self:
-        """Return how to check a product within a budget, or as is fastest if there is none.
+        """Return how to check a product within a budget, or within a default if there is none.
 
         Parameters
         ----------
@@ -101,18 +109,19 @@ class Room:
             terms=k,
             blocks=BLOCKS,
         )
-        if memory_bytes is None or room.nbytes <= memory_bytes:
+        least = room._least()
+        if memory_bytes is None:
+            a, b, c = (dtype.itemsize for dtype in dtypes)
+            share = (a * m * k + b * k * n + c * m * n) // _DEFAULT_SHARE
+            memory_bytes = max(_DEFAULT_BYTES, share, least.nbytes)
+        if room.nbytes <= memory_bytes:
             return room
-        m, n, k = (min(size, LEAST_SIDE) for size in sizes)
-        least = replace(
-            room, panel=LEAST_PANEL, sum_panel=LEAST_PANEL, rows=m, columns=n, terms=k, blocks=1
-        )
         if least.nbytes > memory_bytes:
             size = _memory.format_bytes
             raise BudgetError(
                 f"a check of {sizes[0]}x{sizes[2]} @ {sizes[2]}x{sizes[1]} takes at least "
                 f"{size(least.nbytes, is_needed=True)}, and memory= allows {size(memory_bytes)}; "
-                "raise the budget, or do without verify="
+                "raise the budget, or do without the check"
             )
         return least._grown(memory_bytes)
 
@@ -138,6 +147,13 @@ class Room:
         """How many parts C is taken in."""
         m, n, _ = self.sizes
         return -(-m // self.rows) * -(-n // self.columns)
+
+    def _least(self) -> Self:
+        """Return the same with the smallest parts."""
+        m, n, k = (min(size, LEAST_SIDE) for size in self.sizes)
+        return replace(
+            self, panel=LEAST_PANEL, sum_panel=LEAST_PANEL, rows=m, columns=n, terms=k, blocks=1
+        )
 
     def _grown(self, memory_bytes: int) -> Self:
         """Return the largest panels, and, with half of the memory, the parts that are fewest."""
@@ -196,7 +212,11 @@ def _evenly(size: int, most: int) -> int:
 
 
 def _recomputes(m: int, n: int, k: int, result: DType) -> bool:
-    """Say whether every element of a product is recomputed."""
+    """Say whether every element of a product is recomputed: if that is as quick as the sums."""
+    work, elements = m * n * k, m * k + k * n + m * n
     if result.kind in "biu":
-        return m * n * k <= RECOMPUTED_INTEGER_WORK or result.kind == "b"
-    return m * n * k <= RECOMPUTED_WORK or min(m, n, k) <= RECOMPUTED_SIDE
+        most = max(RECOMPUTED_INTEGER_WORK, _INTEGER_WORK_PER_ELEMENT * elements)
+        return work <= most or result.kind == "b"
+    by_sums = elements + _LINE_ELEMENTS * (m + n + k)
+    is_quicker = work / _WORK_PER_ELEMENT + _COMPARED_ELEMENTS * m * n <= by_sums
+    return is_quicker or work <= RECOMPUTED_WORK or min(m, n, k) <= RECOMPUTED_SIDE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -25,6 +26,7 @@ from tilewise.errors import BudgetError, DeviceError, DTypeError, OptionError, S
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 ONES = np.ones((2, 2))
+SHAPE = SimpleNamespace(shape=(2, 2), dtype=np.dtype("f8"))  #: which `plan` takes
 
 
 @pytest.fixture
@@ -291,6 +293,7 @@ def test_B21_two_thousand_random_products() -> None:
     random_products(seed=2, count=2000, largest=700)
 
 
+BOUND = tw.plan(ONES, ONES).bound
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: tw.matmul(np.ones((3, 4)), np.ones((5, 6))), ShapeError, "axis 1 of a"),
     (lambda: tw.matmul(np.float64(3), ONES), ShapeError, "a is a scalar"),
@@ -305,6 +308,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: tw.matmul(np.ma.masked_array(ONES, ONES > 1), ONES), DTypeError, r"a.filled\(0\)"),
     (lambda: tw.matmul(ONES, ONES, out=np.ma.zeros((3, 3))), DTypeError, "Pass out.data"),
     (lambda: tw.matmul(None, ONES), DTypeError, "a .NoneType. is not an array"),
+    (lambda: tw.matmul(SHAPE, ONES), DTypeError, "a .SimpleNamespace. is not an array"),
     (lambda: tw.matmul(ONES, {}), DTypeError, "b .dict. is not an array"),
     (lambda: tw.matmul(ONES, ONES, dtype=np.int32), DTypeError, "does not become int32"),
     (lambda: tw.matmul(1j * ONES, ONES, dtype=float), DTypeError, "does not become float64"),
@@ -329,9 +333,15 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: tw.matmul(ONES, ONES, out=np.ones((2, 2), "f4")), DTypeError, "out "),
     (lambda: tw.matmul([ONES], [ONES, ONES]), ShapeError, "two lists"),
     (lambda: tw.gemm(ONES, ONES, np.ones((3, 3))), ShapeError, "c .*exactly"),
+    (lambda: tw.gemm(ONES, ONES, np.ones((2, 2), "f4")), DTypeError, "c .*convert the operands"),
     (lambda: tw.gemm(ONES, ONES, ONES.copy(), alpha="2"), OptionError, "alpha="),
     (lambda: tw.gemm(ONES, ONES, ONES.copy(), beta=1j), OptionError, "beta="),
     (lambda: tw.gemm(*[np.ones((2, 2), int)] * 3, alpha=0.5), OptionError, "alpha=0.5"),
+    (lambda: tw.check(ONES, np.ones((3, 3)), ONES), ShapeError, "axis 1 of a has 2 elements"),
+    (lambda: tw.check(np.ones(()), ONES, ONES), ShapeError, "a is a scalar"),
+    (lambda: tw.check([ONES], [ONES], [ONES]), OptionError, "a is a list of arrays"),
+    (lambda: tw.check(ONES, ONES, ONES, bound=tw.plan(ONES, ONES)), OptionError, r"\).bound"),
+    (lambda: tw.check(*[ONES > 1] * 3, bound=BOUND), OptionError, "allows rounding, and c .bool"),
     (lambda: tw.plan(ONES, np.ones((3, 3))), ShapeError, "axis"),
     (lambda: tw.plan(ONES, ONES)(ONES, ONES.astype("f4")), ShapeError, "not what this plan is for"),
     (lambda: tw.plan(ONES, ONES)(ONES.T, ONES), ShapeError, "strides"),

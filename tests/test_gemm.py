@@ -48,6 +48,7 @@ def test_integers_wrap(rng: Any, dtype: str, size: int) -> None:
         (2**40 + 1, 1),
         (info.max, info.max),
         *((0, beta) for beta in (5, -1, 300, 2**63)),
+        (2**64 + 3, -(2**70) - 1),
     ):
         result = c.copy()
         tw.gemm(a, a.T, result, alpha=alpha, beta=beta)
@@ -97,6 +98,8 @@ def test_a_factor_beyond_the_type_of_the_sums_is_inf_without_a_warning(alpha: fl
     assert (c == np.inf).all()
     tw.gemm(a, a, c, alpha=1e300)
     assert (c == np.inf).all()
+    tw.gemm(a, a, c, alpha=-(10**400))
+    assert (c == -np.inf).all()
     tw.gemm(a, np.full_like(a, np.nan), c, alpha=1e-300, beta=0)  # 0 in float32: not formed
     assert (c == 0).all()
 

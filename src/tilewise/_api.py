@@ -432,17 +432,30 @@ def _scalar(value: Any, name: str, compute: np.dtype[Any]) -> Any:
         number = np.asarray(value)
     except Exception as error:  # whatever a caller's object raises
         raise OptionError(f"{name}={value!r} is not a number: {error}") from error
-    if number.shape or number.dtype.kind not in "biufc":
-        raise OptionError(f"{name}={value!r} is not a number")
+    kind = number.dtype.kind
+    if kind == "O" and isinstance(value, int):  # beyond 64 bits
+        kind, number = "i", np.asarray(value % 2**64 if compute.kind in "iu" else _as_float(value))
+    if number.shape or kind not in "biufc":
+        raise OptionError(
+            f"{name}={value!r:.80} is not a number: give one of Python's (int, float, complex) or "
+            "of NumPy's"
+        )
     if compute.kind == "b" and value in (0, 1):
         return bool(value)
     allowed = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}
-    if number.dtype.kind not in allowed[compute.kind]:
+    if kind not in allowed[compute.kind]:
         raise OptionError(
-            f"{name}={value!r} is not of the product's kind: c is summed in {compute}; "
+            f"{name}={value!r:.80} is not of the product's kind: c is summed in {compute}; "
             "convert the operands, or choose a number of that kind"
         )
     if compute.kind in "iu":  # integers wrap, and so does what they are scaled by
         return (int(number) + 2**63) % 2**64 - 2**63
     with np.errstate(all="ignore"):  # beyond that type it is Inf, and so are results
         return compute.type(number)
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

@@ -110,19 +110,18 @@ def adopt(x: Any, name: str) -> NDArray[Any]:
         raise
     except Exception as error:
         raise DTypeError(f"{name} ({type(x).__name__}) is not an array: {error}") from error
-    if adopted.dtype == object and adopted.size and not hasattr(x, "dtype"):
-        largest = max((v for v in adopted.flat if isinstance(v, int)), key=abs, default=0)
-        if abs(largest) >= 2**63:
-            raise DTypeError(
-                f"{name} ({type(x).__name__}) holds {largest}, a whole number beyond 64 bits, "
-                "which no element type has; make it an array of floats, or of smaller numbers"
-            )
-    if adopted.dtype == object and not hasattr(x, "dtype"):
+    if adopted.dtype != object or (adopted.shape and hasattr(x, "dtype")):
+        return adopted
+    largest = max((v for v in adopted.flat if isinstance(v, int)), key=abs, default=0)
+    if abs(largest) >= 2**63:
         raise DTypeError(
-            f"{name} ({type(x).__name__}) is not an array of numbers; tilewise multiplies NumPy "
-            "arrays, nested sequences, and anything with DLPack, __array__ or the buffer protocol"
+            f"{name} ({type(x).__name__}) holds {largest}, a whole number beyond 64 bits, "
+            "which no element type has; make it an array of floats, or of smaller numbers"
         )
-    return adopted
+    raise DTypeError(
+        f"{name} ({type(x).__name__}) is not an array of numbers; tilewise multiplies NumPy "
+        "arrays, nested sequences, and anything with DLPack, __array__ or the buffer protocol"
+    )
 
 
 def check_has_all_elements(x: Any, name: str) -> None:
@@ -160,9 +159,10 @@ def check_out(
     if view.shape != shape:
         raise ShapeError(f"{describe(name, view)} must have exactly the result's shape {shape}")
     if view.dtype != dtype and view.dtype.newbyteorder("=") != dtype:
+        others = "ask for another result with dtype=" if name == "out" else "convert the operands"
         raise DTypeError(
-            f"{describe(name, view)} must have exactly the result's dtype {dtype}; "
-            f"ask for another result with dtype={str(view.dtype)!r}"
+            f"{describe(name, view)} must have exactly the result's dtype {dtype}; pass one that "
+            f"has, or {others}"
         )
     if not is_writeable:
         raise DTypeError(f"{describe(name, view)} is read-only; pass an array that can be written")

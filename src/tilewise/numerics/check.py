@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._arrays import adopt
+from .._arrays import adopt, is_group
 from .._memory import parse_budget
-from .._operand import batch_slices, broadcast_shapes
+from .._operand import Operand, batch_slices, result_shape
 from ..errors import DeviceError, DTypeError, OptionError, ShapeError, describe
 from . import bounds, modular
 from .checksums import Sums, random_sums
@@ -64,9 +64,10 @@ def check(
     """Say whether ``c`` is ``a @ b``, up to the rounding that was promised for its type.
 
     Takes O(n²) time a round, and little memory: 64 MiB, and about 3 KiB for each row, column and
-    term (twice that for float64, and twice for complex types), or what ``memory`` allows.
-    Memory-mapped files are read in panels. What Inf among the operands makes of a row or column is
-    recomputed; so is every product of bools, for which no faster check is known.
+    term (twice that for float64, and twice for complex types); but no more than ``memory`` allows,
+    and without it than 256 MiB or a sixteenth of a, b and c, whichever is more. Memory-mapped files
+    are read in panels. What Inf among the operands makes of a row or column is recomputed; so is
+    every product of bools, for which no faster check is known.
 
     Parameters
     ----------
@@ -102,7 +103,8 @@ def check(
     DeviceError
         For an array in device memory.
     OptionError
-        If rounds is not a whole number from 1 to 64, seed a negative one, or bound for another K.
+        If rounds is not a whole number from 1 to 64, seed a negative one, or bound for another K or
+        for rounding where none is allowed; or for lists of arrays: a check is for one product.
     BudgetError
         If memory does not hold the smallest parts.
     """
@@ -125,6 +127,8 @@ def check(
 def _adopted(x: Any, name: str) -> Array | Unread:
     if isinstance(x, Unread):
         return x
+    if is_group(x):
+        raise OptionError(f"{name} is a list of arrays, and a check is for one product; check each")
     if isinstance(x, (str, PathLike)):
         raise DTypeError(
             f"{name} is the text {fspath(x)!r}; check compares arrays, such as "
@@ -156,31 +160,20 @@ class _Problem:
         kinds = (canonical(a.dtype, "a"), canonical(b.dtype, "b"), canonical(c.dtype, "c"))
         if any(kind.type in (np.longdouble, np.clongdouble) for kind in kinds):
             raise DTypeError("check covers types up to float64 and complex128, not longdouble")
-        for name, x in (("a", a), ("b", b)):
-            if x.ndim == 0:
-                raise ShapeError(f"{name} is a scalar; a matrix product needs at least one axis")
-        rows = a if a.ndim > 1 else a[np.newaxis, :]
-        columns = b if b.ndim > 1 else b[:, np.newaxis]
-        k = rows.shape[-1]
-        if columns.shape[-2] != k:
-            raise ShapeError(
-                f"{describe('a', a)} and {describe('b', b)} do not go together: the sums over "
-                f"axis {a.ndim - 1} of a and axis {max(b.ndim - 2, 0)} of b differ in length"
-            )
-        try:
-            batch = broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
-        except ValueError:
-            raise ShapeError(
-                f"the batch axes of {describe('a', a)} and {describe('b', b)} do not broadcast"
-            ) from None
-        m, n = rows.shape[-2], columns.shape[-1]
-        shape = batch + (m,) * (a.ndim > 1) + (n,) * (b.ndim > 1)
+        batch, m, n, k, shape = result_shape(Operand.of(a), Operand.of(b))
         if c.shape != shape:
             raise ShapeError(f"{describe('c', c)} should have the shape of a @ b, {shape}")
+        promised = bounds.bound(k, *kinds, device="cuda")
         if bound is None:
-            bound = bounds.bound(k, *kinds, device="cuda")
+            bound = promised
+        elif not isinstance(bound, bounds.Bound):
+            raise OptionError(f"bound={bound!r:.60} is not one; pass plan(a, b).bound")
         elif bound.k != k:
             raise OptionError(f"bound is one for K = {bound.k}, and a has K = {k}")
+        elif promised.is_exact > bound.is_exact:
+            raise OptionError(f"bound allows rounding, and c ({c.dtype}) has to be exact")
+        rows = a if a.ndim > 1 else a[np.newaxis, :]
+        columns = b if b.ndim > 1 else b[:, np.newaxis]
         result = c if b.ndim > 1 else c[..., np.newaxis]
         return cls(
             a=broadcast_to(rows, (*batch, m, k)),

@@ -36,7 +36,8 @@ class Mismatch:
 
     def __str__(self) -> str:
         place = ", ".join(map(str, self.index))
-        text = f"c[{place}] is {_number(self.got)}, expected {_number(self.expected)}"
+        text = f"c[{place}]" if self.index else "c"
+        text += f" is {_number(self.got)}, expected {_number(self.expected)}"
         return f"{text} ± {self.allowed:.2g}" if self.allowed else text
 
 

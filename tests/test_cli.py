@@ -143,6 +143,10 @@ def test_check_proves_or_finds_what_is_wrong(folder: Path, capsys: Any) -> None:
     assert main(["check", "A.npy", "B.npy", "C.npy", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["where"]["rows"] == [[1, 2]]
     assert main(["check", "A.npy", "B.npy", "A.npy"]) == 2
+    capsys.readouterr()
+    assert main(["check", "A.npy", "B.npy", "C.npy", "--memory", "1MiB"]) == 1
+    assert main(["check", "A.npy", "B.npy", "C.npy", "--memory", "1KiB"]) == 2
+    assert "takes at least" in capsys.readouterr().err
 
 
 def test_info_has_what_a_bug_report_needs(capsys: Any) -> None:

@@ -46,6 +46,12 @@ def test_plan_prints_for_people_and_goes_to_json(dtype: str) -> None:
     assert plan.why
 
 
+def test_a_plan_tells_of_a_rounding_where_there_is_one() -> None:
+    wide, narrow = shape_only(4, 5, dtype="float64"), shape_only(5, 6)
+    assert not any("rounding" in why for why in tw.plan(wide, narrow).why)
+    assert "one rounding to float32" in tw.plan(wide, narrow, dtype="float32").why[-1]
+
+
 def test_a_called_plan_gives_matmuls_result(rng: Any) -> None:
     for dtype in ("float32", "float16", "int32"):
         a, b = small_integers(rng, (40, 30), dtype), small_integers(rng, (30, 20), dtype)

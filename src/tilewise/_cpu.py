@@ -377,9 +377,9 @@ def _choose_method(plan: Plan, why: list[str]) -> Method:
             "copied, never a whole operand"
         )
         return "panels"
+    rounded = "" if result == compute else f"; one rounding to {result}"
     why.append(
-        f"panels are converted to {compute}, multiplied by BLAS and summed in {compute}; "
-        f"one rounding to {result}"
+        f"panels are converted to {compute}, multiplied by BLAS and summed in {compute}{rounded}"
     )
     return "panels"
 

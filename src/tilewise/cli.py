@@ -285,6 +285,15 @@ def check(
     b: _Right,
     c: Annotated[str, typer.Argument(metavar="C.npy", help="What is said to be A·B.")],
     rounds: Annotated[int, typer.Option(min=1, max=64, help="Random vectors to try.")] = 8,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "What it may hold: 64MiB, 2%. Without it, 256 MiB, or a sixteenth of the three "
+                "matrices if that is more."
+            )
+        ),
+    ] = None,
     as_json: _Json = False,
 ) -> int:
     """Prove that C is A·B, without multiplying again.
@@ -294,6 +303,7 @@ def check(
 
     \b
     tilewise check A.npy B.npy C.npy
+    tilewise check A.npy B.npy C.npy --memory 64MiB
     """
     from .numerics.check import check as prove
     from .outofcore.files import open_matrix
@@ -308,7 +318,7 @@ def check(
         folder = Path(c).parent
         unread = [files.enter_context(x.unread(folder, LARGEST_PART)) for x in matrices]
         try:
-            found = prove(*unread, rounds=rounds)
+            found = prove(*unread, rounds=rounds, memory=memory)
         except FileError:
             raise
         except TilewiseError as error:

@@ -374,7 +374,8 @@ def _parsed(text: str, name: str) -> tuple[Path, str | None, np.dtype[Any] | Non
     if match["raw"] not in dtypes.EXTENSION_NAMES:
         raise DTypeError(
             f"{name} ({text}): {match['raw']!r} is not a type that files keep as raw bytes, such "
-            "as bfloat16 or float8_e4m3fn; other files say themselves what they hold"
+            "as bfloat16 or float8_e4m3fn; other files say themselves what they hold, and T is the "
+            "transpose"
         )
     return Path(match["path"]), inner, dtypes.dtype_named(match["raw"]), is_turned
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -24,22 +25,39 @@ def main() -> None:
 
 
 def _overhead(bench: Benchmark, rng: np.random.Generator) -> None:
-    a, b = (rng.standard_normal((64, 64)).astype(np.float32) for _ in range(2))
-    plan = tw.plan(a, b)
-    medians = bench.compare(
-        "a call, float32 64^3",
-        {
-            "matmul": lambda: tw.matmul(a, b),
-            "a called plan": lambda: plan(a, b),
-            "np.matmul": lambda: np.matmul(a, b),
-        },
-        check=lambda: _equal(tw.matmul(a, b), np.matmul(a, b)),
-        inputs="normal",
-        repeats=101,
-    )
-    for name, limit_us in (("matmul", 10.0), ("a called plan", 5.0)):
-        over = 1e6 * (medians[name] - medians["np.matmul"])
-        bench.claim("a call, float32 64^3", f"{name}, over np.matmul", over, limit_us, "µs")
+    for dtype, shape in (
+        ("float32", (3, 3)),
+        ("float32", (64, 64)),
+        ("float64", (16, 16)),
+        ("int64", (3, 3)),
+        ("float32", (64,)),
+        ("float32", (8, 16, 16)),
+    ):
+        a, b = (rng.integers(-9, 10, shape).astype(dtype) for _ in range(2))
+        plan, case = tw.plan(a, b), f"a call, {dtype} {shape}"
+        calls: dict[str, Callable[[], Any]] = {
+            "matmul": partial(tw.matmul, a, b),
+            "a called plan": partial(plan, a, b),
+        }
+        if plan.shape:
+            out = np.empty(plan.shape, dtype)
+            for call in ("matmul", "a called plan"):
+                calls[f"{call}, out="] = partial(calls[call], out=out)
+            calls["np.matmul, out="] = partial(np.matmul, a, b, out=out)
+        calls["np.matmul"] = partial(np.matmul, a, b)
+        medians = bench.compare(
+            case,
+            calls,
+            check=lambda calls=calls: [
+                _equal(call(), calls["np.matmul"]()) for call in calls.values()
+            ],
+            inputs="uniform integers in [-9, 9]",
+            repeats=101,
+        )
+        for name, limit_us in (("matmul", 10.0), ("a called plan", 5.0)):
+            for to in ("", ", out=") if plan.shape else ("",):
+                over = 1e6 * (medians[name + to] - medians["np.matmul" + to])
+                bench.claim(case, f"{name + to}, over np.matmul", over, limit_us, "µs")
 
 
 def _blas_types(bench: Benchmark, rng: np.random.Generator) -> None:

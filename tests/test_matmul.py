@@ -25,8 +25,8 @@ from tests.support import (
     small_integers,
     within_bound,
 )
-from tilewise import _arrays
-from tilewise.errors import ShapeError
+from tilewise import _arrays, _cpu
+from tilewise.errors import DTypeError, OptionError, ShapeError
 from tilewise.numerics import limbs
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -259,9 +259,12 @@ def test_B18_mixed_types_promote_as_numpy_promotes(
 
 def test_inf_and_nan_come_out_where_they_belong_without_a_warning() -> None:
     for dtype in ("float16", "float32", "float64"):
-        a = np.array([[np.inf, 1], [np.nan, 0], [1, 2], [1, 2]], dtype)[::-1]
-        got = tw.matmul(a, np.array([[1], [0]], dtype)[:, ::-1])
-        assert np.array_equal(got, np.array([[1], [1], [np.nan], [np.inf]], dtype), equal_nan=True)
+        a = np.array([[np.inf, 1], [np.nan, 0], [0, np.inf], [1, 2]], dtype)[::-1]
+        b = np.array([[1], [0]], dtype)[:, ::-1]
+        expected = np.array([[1], [np.nan], [np.nan], [np.inf]], dtype)
+        for x, y in ((a, b), (a.copy(), b.copy())):  # by panels, and by one call of BLAS
+            for call in (tw.matmul, tw.plan(x, y)):
+                assert np.array_equal(call(x, y), expected, equal_nan=True)
 
 
 def test_nested_lists_memory_maps_and_buffers_are_operands(rng: Any, tmp_path: Any) -> None:
@@ -333,6 +336,56 @@ def test_threads_do_not_disturb_each_other(rng: Any) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def _too_near(x: Any) -> Any:
+    """Return an array of the shape of ``x`` whose rows begin nearer than they are long."""
+    steps = (x.strides[0] - x.itemsize, x.itemsize)
+    return np.lib.stride_tricks.as_strided(x.copy(), x.shape, steps)
+
+
+#: What is refused of operands and an out like those of a product that was just computed.
+AFTER = [
+    (lambda a, b, c: (a, b, _read_only(c)), {}, DTypeError, "out .* is read-only"),
+    (lambda a, b, c: (a, b, _too_near(c)), {}, ShapeError, "share memory"),
+    (lambda a, b, c: (a, b, c.astype("f8")), {}, DTypeError, "exactly the result's dtype"),
+    (lambda a, b, c: (a, b, c[:5]), {}, ShapeError, "exactly the result's shape"),
+    (lambda a, b, c: (a[:, :5], b, c), {}, ShapeError, "^a .*shape"),
+    (lambda a, b, c: (a, np.ma.masked_array(b, b > 0), c), {}, DTypeError, "^b is a masked"),
+    (lambda a, b, c: (a, b, c), {"stream": 7}, OptionError, "stream=7"),
+]
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+@pytest.mark.parametrize(("change", "options", "error", "words"), AFTER)
+def test_a_product_like_one_before_is_looked_at_as_that_was(
+    rng: Any, is_planned: bool, change: Any, options: Any, error: Any, words: str
+) -> None:
+    a, b, c = (small_integers(rng, (6, 6), np.float32) for _ in "abc")
+    call = tw.plan(a, b) if is_planned else tw.matmul
+    for _ in range(2):
+        call(a, b, out=c)
+        assert np.array_equal(c, a @ b)
+        x, y, z = change(a, b, c)
+        with pytest.raises(error, match=words):
+            call(x, y, out=z, **options)
+
+
+def test_an_out_of_one_layout_may_lie_beside_an_operand_or_over_it(
+    rng: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(_cpu, "_WORKSPACE_BYTES", 4096)  # so tiles are written before all is read
+    n = 59
+    a, b = (small_integers(rng, (n, n), np.float16) for _ in "ab")
+    expected, place = as_exact(a, b), np.empty((2 * n, n), np.float16)
+    for call in (tw.matmul, tw.plan(a, b)):
+        for start in (n, 20, 0, n):
+            place[start : start + n] = b
+            call(a, place[start : start + n], out=place[:n])
+            assert np.array_equal(place[:n], expected)
+        for view in (lambda x: x, lambda x: x[:]):
+            whole = b.copy()
+            assert np.array_equal(call(a, view(whole), out=whole), expected)
 
 
 def test_guard_bands_are_neither_read_nor_written(rng: Any) -> None:

@@ -17,9 +17,10 @@ from . import _arrays, _cpu, _repeat
 from ._devices import device_names, gpu_for, machine_for
 from ._operand import Operand
 from ._plan import Plan, make_plan
-from ._request import Request, layout, request
+from ._request import Request, array_key, layout, request
 from ._run import run_on_device, run_on_host
 from .errors import BudgetError, DTypeError, OptionError, ShapeError, TilewiseError
+from .numerics import dtypes
 
 if TYPE_CHECKING:
     from ._streamed import Machine
@@ -99,11 +100,19 @@ def matmul(
     Each element obeys the bound that ``tilewise.plan(a, b)`` prints (docs/numerics.md).
     """
     asked = None
-    if type(a) is not np.ndarray and memory is None and devices is None and verify is False:
-        asked = _repeat.question(a, b, dtype, precision)
-        done = _repeat.product(a, b, out, stream, asked)
-        if done is not None:
-            return done
+    if memory is None and devices is None and verify is False:
+        if type(a) is not np.ndarray:
+            asked = _repeat.question(a, b, dtype, precision)
+            done = _repeat.product(a, b, out, stream, asked)
+            if done is not None:
+                return done
+        elif (
+            precision is None
+            and stream is None
+            and _arrays.are_plain(a, b, out)
+            and machine_for(a, b, None, None) is None
+        ):
+            return _product_on_cpu(a, b, out, dtype)
     options = _Options(dtype, precision, memory, devices, verify)
     if _arrays.is_group(a) or _arrays.is_group(b):
         results = []
@@ -284,6 +293,35 @@ class _Product(NamedTuple):
         )
 
 
+def _product_on_cpu(a: Array, b: Array, out: Array | None, dtype: Any) -> Any:
+    """Return ``a @ b`` of NumPy arrays, with no option but the result's type and its place.
+
+    So most calls are, and what `_Product` makes of one takes longer than a small product does.
+    """
+    place, overlaps = None, (False, False)
+    if out is not None:
+        place = array_key(out)
+        if _arrays.overlap(out, a, b):
+            overlaps = _arrays.overlap(out, a), _arrays.overlap(out, b)
+    named = None if dtype is None else dtypes.dtype_named(dtype)
+    made = _cpu_plan(array_key(a), array_key(b), place, overlaps, named)
+    return run_on_host(made, a, b, out, a, b, any(overlaps))
+
+
+@lru_cache(maxsize=4096)
+def _cpu_plan(
+    a: tuple[Any, ...],
+    b: tuple[Any, ...],
+    out: tuple[Any, ...] | None,
+    overlaps: tuple[bool, bool],
+    dtype: np.dtype[Any] | None,
+) -> Plan:
+    """Return the CPU's plan for NumPy arrays of these keys, found again without a request."""
+    place = None if out is None else Operand(*out)
+    asked = request(Operand(*a), Operand(*b), place, dtype=dtype, overlaps=overlaps)
+    return _cached_plan(asked, None)
+
+
 def _group(a: Any, b: Any, out: Any, stream: Any, options: _Options) -> list[Callable[[], Any]]:
     """Return what computes the products of a group, once all of them are planned and checked."""
     if not (_arrays.is_group(a) and _arrays.is_group(b)) or len(a) != len(b):
@@ -370,7 +408,7 @@ def _place(out: Any, x: Any, y: Any) -> tuple[Operand, tuple[bool, bool]]:
     """Describe where a result goes, and say whether it shares memory with each operand."""
     if type(out) is not np.ndarray and hasattr(out, "owner"):
         return layout(out), (out.overlaps(x), out.overlaps(y))
-    if not (type(out) is type(x) is type(y) is np.ndarray and _arrays.overlap(out, x, y)):
+    if not (type(out) is type(x) is type(y) is np.ndarray):
         return layout(out), (False, False)
     return layout(out), (_arrays.overlap(out, x), _arrays.overlap(out, y))
 

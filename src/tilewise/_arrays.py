@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "adopt",
     "adopt_out",
+    "are_plain",
     "check_has_all_elements",
     "check_out",
     "common_library",
@@ -49,6 +50,11 @@ _PAGE = 4096
 _DLPACK_HOST = (1, 3, 11)
 #: And those of a GPU: CUDA, CUDA managed.
 _DLPACK_GPU = (2, 13)
+
+
+def are_plain(a: Any, b: Any, out: Any) -> bool:
+    """Whether operands and ``out``, if there is one, are NumPy arrays that need no adoption."""
+    return type(a) is type(b) is np.ndarray and (out is None or type(out) is np.ndarray)
 
 
 def adopt(x: Any, name: str) -> NDArray[Any]:
@@ -166,8 +172,10 @@ def check_out(
         )
     if not is_writeable:
         raise DTypeError(f"{describe(name, view)} is read-only; pass an array that can be written")
+    if type(view) is np.ndarray and view.flags.forc:
+        return  # at once: contiguous elements have a place each
     reach = view.dtype.itemsize
-    for step, size in sorted((abs(s), n) for s, n in zip(view.strides, shape, strict=True)):
+    for step, size in sorted(zip(map(abs, view.strides), shape, strict=True)):
         if size > 1 and step < reach and 0 not in shape:
             raise ShapeError(
                 f"{describe(name, view)} has elements that share memory; "
@@ -289,9 +297,12 @@ def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
 
     Memory maps of one file share it at different addresses.
     """
-    in_file = _in_file(out)
+    is_own = out.flags.owndata
+    in_file = None if is_own else _in_file(out)
     for x in operands:
-        if _share(out, x):
+        if is_own and x.flags.owndata and x is not out:
+            continue  # at once: no memory is two arrays' own
+        if np.may_share_memory(out, x) and _share(out, x):
             return True
         other = None if in_file is None else _in_file(x)
         if in_file and other and in_file.file == other.file and _share(in_file.place, other.place):
@@ -359,8 +370,6 @@ def _in_file(x: Any) -> _InFile | None:
 
 def _share(x: NDArray[Any], y: NDArray[Any]) -> bool:
     """Whether two arrays may share memory; exact unless that takes too long."""
-    if not np.may_share_memory(x, y):
-        return False
     try:
         return np.shares_memory(x, y, max_work=_OVERLAP_WORK)
     except np.exceptions.TooHardError:
@@ -400,7 +409,7 @@ def _device_of(a: Any, b: Any, out: Any, out_name: str) -> int | None:
     DeviceError
         If they are not all in one place.
     """
-    if type(a) is type(b) is np.ndarray and (out is None or type(out) is np.ndarray):
+    if are_plain(a, b, out):
         return None
     named = (("a", a), ("b", b), (out_name, out))
     places = {name: _place(x, name) for name, x in named if x is not None}

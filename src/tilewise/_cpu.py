@@ -78,6 +78,7 @@ class OnCpu:
     tiles: Tiles | None = None  #: None where one call does all
     matrices_at_once: int = 0  #: of a batch, computed by tiles, or by BLAS apart from the result
 
+    @np.errstate(all="ignore")  # Inf and NaN are results here, not news
     def multiply(
         self, plan: Plan, a: Array, b: Array, out: Array | None, epilogue: Epilogue = PLAIN
     ) -> Any:
@@ -85,12 +86,11 @@ class OnCpu:
 
         ``out`` must not overlap an operand. A product of two vectors comes back as a scalar.
         """
-        with np.errstate(all="ignore"):  # Inf and NaN are results here, not news
-            if plan.method == "blas":
-                if out is None or not self.matrices_at_once:
-                    return np.matmul(a, b, out=out)
-                return self._apart(plan, a, b, out)
-            return self._by_panels(plan, a, b, out, epilogue)
+        if plan.method == "blas":
+            if out is None or not self.matrices_at_once:
+                return np.matmul(a, b, out=out)
+            return self._apart(plan, a, b, out)
+        return self._by_panels(plan, a, b, out, epilogue)
 
     def lines(self, plan: Plan) -> list[str]:
         """Return what print(plan) says of it."""
@@ -398,16 +398,16 @@ def _blas() -> str:
 
 def _converted(panel: Array, dtype: np.dtype[Any]) -> Array:
     """Return the panel as BLAS reads it, of type ``dtype``: itself if it is so, or a copy."""
-    if panel.dtype.name == "bfloat16":
+    if panel.dtype == dtype:
+        row, column = panel.strides[-2:]
+        item = dtype.itemsize
+        by_rows = column == item and row >= item * panel.shape[-1] and row % item == 0
+        by_columns = row == item and column >= item * panel.shape[-2] and column % item == 0
+        if (by_rows or by_columns) and panel.flags.aligned:
+            return panel
+    elif panel.dtype.name == "bfloat16":
         # bfloat16 is the upper half of a float32; shifting the bits is faster than a cast.
         wide = panel.view(np.uint16).astype(np.uint32)
         np.left_shift(wide, 16, out=wide)
         return wide.view(np.float32).astype(dtype, copy=False)
-    if panel.dtype == dtype and panel.flags.aligned:
-        row, column = panel.strides[-2:]
-        item = dtype.itemsize
-        if (column == item and row >= item * panel.shape[-1] and row % item == 0) or (
-            row == item and column >= item * panel.shape[-2] and column % item == 0
-        ):
-            return panel
     return panel.astype(dtype, order="C")

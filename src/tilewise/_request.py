@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import _memory
 from ._operand import Operand
 from .errors import BudgetError, OptionError
 from .numerics import dtypes
 
-__all__ = ["IN_HOST_MEMORY", "Request", "layout", "request"]
+__all__ = ["IN_HOST_MEMORY", "Request", "array_key", "layout", "request"]
 
 #: A place for a result in host memory, wherever that is: then it does not matter to a plan.
 IN_HOST_MEMORY = Operand((), np.dtype(np.uint8), ())
@@ -87,10 +88,15 @@ def request(
     )
 
 
+def array_key(x: NDArray[Any]) -> tuple[Any, ...]:
+    """Return what a plan depends on of a NumPy array, in the order of `Operand`'s fields."""
+    return x.shape, x.dtype, x.strides, x.flags.aligned
+
+
 def layout(x: Any) -> Operand:
     """Describe an array in host or device memory, or return what is a description already."""
     if type(x) is np.ndarray:
-        return Operand(x.shape, x.dtype, x.strides, x.flags.aligned)
+        return Operand(*array_key(x))
     if type(x) is Operand:
         return x
     return Operand(x.shape, x.dtype, x.strides, x.aligned, x.where)

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     if "budgeted" in given.parts:
         for n, memory, least in BUDGETED:
             if n * n <= given.most:
-                within_budget(bench, n, memory, least)
+                within_budget(bench, n, memory, least, given.repeats)
     if "shared" in given.parts and gpus > 1:
         for n, least in SHARED:
             if n * n <= given.most:
@@ -114,32 +114,38 @@ def against_peers(
     torch.cuda.empty_cache()
 
 
-def within_budget(bench: Benchmark, n: int, memory: str, least: float) -> None:
+def within_budget(bench: Benchmark, n: int, memory: str, least: float, repeats: int) -> None:
+    import cupy
+
+    cupy.get_default_memory_pool().free_all_blocks()
     a, b = normal(n, n, seed=1), normal(n, n, seed=2)
-    inside = in_the_device(a, b)
     out = np.full((n, n), np.nan, np.float32)
     plan = tw.plan(a, b, out=out, devices="cuda:0", memory=memory)
     print(plan, flush=True)
-    compare(plan(a, b, out=out), a, b)
-    ours = seconds(lambda: plan(a, b, out=out))
-    rate = 2e-12 * n**3 / ours
-    print(f"host: {n}³ in {memory}: {1e3 * ours:.0f} ms, {rate:.0f} TFLOP/s", flush=True)
-    bench.claim(f"{n}^3 in {memory}", "our time, of that in the device", ours / inside, 1 / least)
+    x, y, z = cupy.asarray(a), cupy.asarray(b), cupy.full((n, n), np.nan, np.float32)
 
-
-def in_the_device(a: Array, b: Array) -> float:
-    """Return the seconds of a product of device arrays."""
-    import cupy
-
-    def measured() -> float:
-        x, y = cupy.asarray(a), cupy.asarray(b)
-        z = cupy.empty((a.shape[0], b.shape[1]), np.float32)
+    def inside() -> None:
         tw.matmul(x, y, out=z)
-        return seconds(lambda: tw.matmul(x, y, out=z), cupy.cuda.Device().synchronize)
+        cupy.cuda.Device().synchronize()
 
-    took = measured()
-    cupy.get_default_memory_pool().free_all_blocks()
-    return took
+    def check() -> None:
+        compare(plan(a, b, out=out), a, b)
+        inside()
+        for start in range(0, n, 4096):
+            rows = slice(start, start + 4096)
+            if not (cupy.asarray(out[rows]) == z[rows]).all():
+                raise AssertionError("the bits are not those of the product in the device")
+
+    case = f"{n}x{n}x{n} in {memory}"
+    times = bench.compare(
+        case,
+        {"tilewise": lambda: plan(a, b, out=out), "in the device": inside},
+        check=check,
+        inputs=INPUTS,
+        repeats=repeats,
+    )
+    ratio = times["tilewise"] / times["in the device"]
+    bench.claim(case, "our time, of that in the device", ratio, 1 / least)
 
 
 def on_two(bench: Benchmark, n: int, least: float) -> None:

@@ -128,7 +128,25 @@ def table_of_host(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_TABLES = {"call": table_of_calls, "host": table_of_host}
+def table_of_budgets(record: dict[str, Any]) -> str:
+    """Return a row for each product within a budget of device memory."""
+    lines = [
+        "| float32, M × N × K | device memory | time | in the device | of that rate |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for case in record["cases"]:
+        if "calls" in case:
+            sizes, _, memory = case["case"].partition(" in ")
+            ours, inside = case["calls"]["tilewise"], case["calls"][case["baseline"]]
+            lines.append(
+                f"| {shown_sizes(sizes)} | {memory.replace('GiB', ' GiB')} "
+                f"| {shown_time(ours['median_s'])} | {shown_time(inside['median_s'])} "
+                f"| {ratio(ours, inside):.2f} |"
+            )
+    return "\n".join(lines)
+
+
+_TABLES = {"call": table_of_calls, "host": table_of_host, "host_budgeted": table_of_budgets}
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:

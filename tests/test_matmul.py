@@ -193,10 +193,10 @@ def test_every_mix_of_layouts_is_right(rng: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float16", "bool"])
 def test_a_small_budget_changes_the_tiles_and_not_the_result(rng: Any, dtype: str) -> None:
-    a, b = small_integers(rng, (3, 50, 90), dtype), small_integers(rng, (90, 40), dtype)
+    a, b = small_integers(rng, (3, 200, 300), dtype), small_integers(rng, (300, 150), dtype)
     a, b = a[..., ::-1], b[::-1]  # so that float32 goes by panels too
-    result_bytes = 3 * 50 * 40 * np.dtype(dtype).itemsize
-    memory = result_bytes + 20_000
+    result_bytes = 3 * 200 * 150 * np.dtype(dtype).itemsize
+    memory = result_bytes + 200_000
     plan = tw.plan(a, b, memory=memory)
     assert plan.how.tiles.count > 1
     assert plan.held_bytes <= memory
@@ -205,9 +205,9 @@ def test_a_small_budget_changes_the_tiles_and_not_the_result(rng: Any, dtype: st
 
 
 def test_batches_are_cut_to_the_workspace_and_broadcast_operands_stay_small(rng: Any) -> None:
-    a = small_integers(rng, (5, 1, 30, 20), np.int16)
-    b = small_integers(rng, (1, 7, 20, 10), np.int16)
-    plan = tw.plan(a, b, memory=5 * 7 * 30 * 10 * 2 + 200_000)
+    a = small_integers(rng, (5, 1, 60, 80), np.int16)
+    b = small_integers(rng, (1, 7, 80, 50), np.int16)
+    plan = tw.plan(a, b, memory=5 * 7 * 60 * 50 * 2 + 2_000_000)
     assert 1 < plan.how.matrices_at_once < 35
     assert np.array_equal(plan(a, b), np.matmul(a, b))
 

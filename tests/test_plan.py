@@ -91,6 +91,22 @@ def test_integers_that_are_used_seldom_are_left_to_numpys_loop(rng: Any, dtype: 
         assert tw.plan(x, x[0], dtype="int64").method == "limbs"
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "bool"])
+def test_integers_are_not_cut_to_shreds_where_a_budget_leaves_next_to_nothing(
+    rng: Any, dtype: str
+) -> None:
+    a = rng.integers(0, 2, (2, 60, 470)).astype(dtype)
+    b = rng.integers(0, 2, (2, 470, 50)).astype(dtype)
+    c = np.matmul(a, b)
+    for more in (0, 150, 5000):
+        plan = tw.plan(a, b, memory=c.nbytes + more)
+        assert (plan.method, plan.held_bytes) == ("numpy", c.nbytes)
+        assert np.array_equal(plan(a, b), c)
+    assert tw.plan(a, b, memory=c.nbytes + 10**6).method != "numpy"
+    with pytest.raises(tw.errors.BudgetError):  # panels are converted
+        tw.plan(a, b.astype("u1" if dtype == "bool" else bool), memory=c.nbytes)
+
+
 @pytest.mark.parametrize(
     ("dtype", "method"),
     [("float16", "panels"), ("int16", "limbs"), ("bool", "or-and"), ("int64", "limbs")],

@@ -187,13 +187,19 @@ def plan_cpu(plan: Plan) -> Plan:
             tile_bytes=tile_bytes,
             budget_bytes=room,
         )
+        calls = math.inf
         if tiles is None:
             workspace = 2 * panel_bytes + tile_bytes
         else:
-            is_whole = tiles.count == 1 and tiles.tile_k >= plan.k
+            pieces = -(-plan.k // tiles.tile_k)
+            is_whole = tiles.count == 1 and pieces <= 1
             matrices_at_once = room // tiles.workspace_bytes if is_whole else 1
             matrices_at_once = max(min(matrices_at_once, math.prod(plan.batch)), 1)
             workspace = matrices_at_once * tiles.workspace_bytes
+            calls = math.prod(plan.batch) * tiles.count * pieces / matrices_at_once
+        if method in ("limbs", "or-and") and _is_for_numpy(plan) and _is_quick(plan, calls):
+            method, tiles, matrices_at_once, workspace = "numpy", None, 0, 0
+            why = ["memory= leaves so little that NumPy's own loop is quicker, which takes nothing"]
     bits = plan.bits
     if method == "blas":
         bits = "this plan: np.matmul's; same BLAS and threads, same bits"
@@ -328,19 +334,25 @@ def _is_quick_in_numpy(plan: Plan) -> bool:
     of short K, of small matrices. That is for what it takes without a copy of whole operands.
     """
     work = math.prod(plan.batch) * plan.m * plan.n * plan.k
-    if 0 < work <= _SMALL_INTEGER_PRODUCT:
-        return True
-    for x in (plan.a, plan.b):
-        if x.dtype != plan.compute_dtype or not x.aligned or x.where != "memory":
-            return False
-    if not _is_written_as_it_is(plan) or not work:
-        return False
+    return 0 < work <= _SMALL_INTEGER_PRODUCT or (_is_for_numpy(plan) and _is_quick(plan))
+
+
+def _is_for_numpy(plan: Plan) -> bool:
+    """Say whether NumPy's loop reads both operands, and writes the result, without any copy."""
+    return _is_written_as_it_is(plan) and all(
+        x.dtype == plan.compute_dtype and x.aligned and x.where == "memory" and 0 not in x.shape
+        for x in (plan.a, plan.b)
+    )
+
+
+def _is_quick(plan: Plan, calls: float = 1) -> bool:
+    """Say whether NumPy's loop takes less time than so many calls for the limbs of all tiles."""
     a_step, b_step = plan.a.strides[-1], plan.b.strides[max(len(plan.b.strides) - 2, 0)]
     is_far = max(abs(a_step), abs(b_step)) > _LINE_BYTES and plan.k > _CACHED_LINES
     matrices, results = math.prod(plan.batch), plan.m * plan.n
     by_numpy = results * (plan.k * (_NUMPY_FAR if is_far else _NUMPY_NEAR) + _NUMPY_RESULT)
     by_limbs = _LIMBS_OPERAND * (plan.m + plan.n) * plan.k + _LIMBS_RESULT * results
-    return matrices * by_numpy < matrices * by_limbs + _LIMBS_CALL
+    return matrices * by_numpy < matrices * by_limbs + calls * _LIMBS_CALL
 
 
 def _choose_method(plan: Plan, why: list[str]) -> Method:

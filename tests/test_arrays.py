@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -49,6 +50,60 @@ def test_the_result_is_of_the_operands_kind(library: ModuleType) -> None:
     assert np.array_equal(out.data, a @ a.T)
 
 
+def test_a_library_says_how_its_arrays_are_made_and_never_narrows_a_result() -> None:
+    """As JAX has it: arrays are of a package that makes none, and of 32 bits unless told."""
+
+    class Array(Tensor):
+        def __array_namespace__(self) -> Any:
+            return SimpleNamespace(from_dlpack=from_dlpack, asarray=lambda x: Array(x))
+
+    def from_dlpack(x: Any) -> Array:
+        if x.dtype.kind == "b":
+            raise BufferError("not of bools")
+        return Array(x.astype({"f8": "f4", "i8": "i4"}.get(x.dtype.str[1:], x.dtype)))
+
+    ones = np.ones((2, 2), "f4")
+    got = tw.matmul(Array(ones), ones)
+    assert type(got) is Array
+    assert got.data.dtype == "f4"
+    assert type(tw.matmul(Array(ones > 0), Array(ones > 0))) is Array
+    for dtype in ("f8", "i8"):
+        wide = tw.matmul(Array(ones.astype("i1")), ones.astype("i1"), dtype=dtype)
+        assert type(wide) is Array
+        assert wide.data.dtype == dtype
+
+
+def test_a_result_that_its_library_has_no_type_for_stays_with_numpy(monkeypatch: Any) -> None:
+    def refuse(x: Any) -> Any:
+        raise TypeError(f"can't convert np.ndarray of type {x.dtype}")
+
+    torch = ModuleType("torch")
+    torch.from_numpy = refuse  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    tensor = type("Tensor", (), {"__module__": "torch"})()
+    for result in (np.ones((2, 2), "g"), np.ones((2, 2), ml_dtypes.float8_e3m4)):
+        assert _arrays.give_back(result, tensor) is result
+
+
+def test_a_device_library_that_narrows_what_is_asked_for_gets_no_product(monkeypatch: Any) -> None:
+    """Its array would be too small for what a kernel writes."""
+
+    def empty(shape: Any, dtype: Any, device: Any) -> Any:
+        return Tensor(np.empty(shape, np.float32), (2, 0))
+
+    class Array(Tensor):
+        def __array_namespace__(self) -> Any:
+            return SimpleNamespace(empty=empty, float32=np.float32, float64=np.float64)
+
+    monkeypatch.setattr(_arrays, "_adopt_device", lambda x, *_: x.data)
+    x = Array(np.ones((2, 2), np.float32), (2, 0))
+    made, target = _arrays.empty_like(x, x, (2, 2), np.dtype("f4"), 0, 0)
+    assert (type(made), target.dtype) == (Tensor, np.float32)
+    for dtype in ("f8", "i8"):
+        with pytest.raises(DTypeError, match="makes no array of .*64.*pass out="):
+            _arrays.empty_like(x, x, (2, 2), np.dtype(dtype), 0, 0)
+
+
 def test_adoption_copies_nothing(library: ModuleType) -> None:
     a = np.arange(6.0).reshape(2, 3)[::-1]
     assert np.shares_memory(_arrays.adopt(Tensor(a), "a"), a)
@@ -66,6 +121,15 @@ def test_an_array_that_does_not_say_where_it_is_and_a_class_of_arrays_are_refuse
     for call in (tw.matmul, tw.plan):
         with pytest.raises(DTypeError, match="a is the class ndarray; pass an array"):
             call(np.ndarray, x)
+
+
+def test_an_array_on_a_device_of_another_kind_needs_no_shape_to_be_refused() -> None:
+    there = Tensor(np.ones((2, 2)), device=(8, 0))
+    del there.shape
+    with pytest.raises(DeviceError, match=r"a \(Tensor\) is in the memory of a device that"):
+        tw.matmul(there, there)
+    with pytest.raises(DeviceError, match="check works on the host"):
+        tw.check(there, there, np.ones((2, 2)))
 
 
 def test_device_arrays_are_refused_by_name() -> None:
@@ -89,9 +153,11 @@ def test_sparse_and_dask_operands_are_refused_by_name() -> None:
     class Sparse:
         nnz = 3
         shape = (2, 2)
+        dtype = np.dtype("f4")
 
-    with pytest.raises(DTypeError, match="a is sparse"):
-        tw.matmul(Sparse(), np.ones((2, 2)))
+    for call in (tw.matmul, tw.plan):
+        with pytest.raises(DTypeError, match="a is sparse"):
+            call(Sparse(), np.ones((2, 2)))
     chunked = type("Array", (), {"__module__": "dask.array.core"})()
     with pytest.raises(DTypeError, match="dask"):
         tw.matmul(chunked, np.ones((2, 2)))

@@ -169,6 +169,7 @@ def test_an_out_that_matmul_refuses_has_no_plan(out: Any, error: Any, said: str)
         ((3, -4), "f4", ShapeError, r"a has shape \(3, -4\); a size cannot be negative"),
         (3, "f4", DTypeError, "a .* has shape 3 .* do not describe an array"),
         ((3, float("nan")), "f4", DTypeError, "do not describe an array"),
+        ((3, 4.5), "f4", DTypeError, "do not describe an array"),
         ((3, 4), "nope", DTypeError, "dtype 'nope'"),
     ],
 )
@@ -177,6 +178,17 @@ def test_what_does_not_describe_an_array_has_no_plan(
 ) -> None:
     with pytest.raises(error, match=said):
         tw.plan(SimpleNamespace(shape=shape, dtype=dtype), np.ones((4, 2), "f4"))
+
+
+@pytest.mark.parametrize("strides", [(8,), ("a", "b"), 8])
+def test_strides_that_are_none_describe_no_array(strides: Any) -> None:
+    with pytest.raises(DTypeError, match="do not describe an array"):
+        tw.plan(SimpleNamespace(shape=(2, 2), dtype="f8", strides=strides), np.ones((2, 2)))
+
+
+def test_what_a_description_calls_where_is_nobodys_place() -> None:
+    described = SimpleNamespace(shape=(2, 2), dtype="f8", where=lambda condition: None)
+    assert tw.plan(described, np.ones((2, 2))).device == "cpu"
 
 
 def test_the_budget_decides_and_the_refusal_has_the_numbers() -> None:

@@ -83,10 +83,11 @@ def matmul(
     Returns
     -------
     array (..., m, n)
-        Of the operands' kind, where they are; ``out`` itself if it was given; a scalar for two
-        vectors. Host operands block until the result is complete; device operands return at once,
-        with the product in the order of the stream, unless ``stream`` was not given and an array is
-        of a library whose stream is not known (neither torch nor CuPy), or ``out`` of another.
+        Of the operands' kind, where they are (on the host NumPy's, if their library has no arrays
+        of its type); ``out`` itself if it was given; a scalar for two vectors. Host operands block
+        until the result is complete; device operands return at once, with the product in the order
+        of the stream, unless ``stream`` was not given and an array is of a library whose stream is
+        not known (neither torch nor CuPy), or ``out`` of another.
 
     Raises
     ------
@@ -445,8 +446,9 @@ def _described(x: Any, name: str) -> Any:
     )
     if is_array or not (hasattr(x, "shape") and hasattr(x, "dtype")):
         return _arrays.adopt(x, name)
+    _arrays.check_has_all_elements(x, name)
     try:
-        described = Operand.of(x)
+        described = Operand.of(x)._replace(where="memory", name="")
     except (TypeError, ValueError) as error:
         raise DTypeError(
             f"{name} ({type(x).__name__}) has shape {x.shape!r} and dtype {x.dtype!r}, which do "

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -185,14 +186,27 @@ def check_out(
 
 
 def give_back(result: Any, *operands: Any) -> Any:
-    """Return ``result`` as an array of the operands' library; NumPy's stays as it is."""
+    """Return ``result`` as an array of the operands' library; NumPy's stays as it is.
+
+    So it does where the library has no arrays of its type, or narrows it, as JAX does where 64 bits
+    are not enabled.
+    """
     library = common_library(*operands)
     if library is None:
         return result
     if library.__name__ == "torch":
-        return _to_torch(np.asarray(result), library)
-    from_dlpack = getattr(library, "from_dlpack", None)
-    return result if from_dlpack is None else from_dlpack(np.asarray(result))
+        ways = [partial(_to_torch, torch=library)]
+    else:
+        others = (x for x in operands if not isinstance(x, np.ndarray))
+        named = [x.__array_namespace__() for x in others if hasattr(x, "__array_namespace__")]
+        found = (getattr((*named, library)[0], name, None) for name in ("from_dlpack", "asarray"))
+        ways = [way for way in found if way is not None]
+    for make in ways:
+        with suppress(AttributeError, BufferError, RuntimeError, TypeError, ValueError):
+            made = make(np.asarray(result))
+            if adopt(made, "the result").dtype == result.dtype:
+                return made
+    return result
 
 
 def common_library(*operands: Any) -> ModuleType | None:
@@ -264,15 +278,21 @@ def empty_like(
     known = None if library is None else known_library(library.__name__)
     if known is not None:
         made = known.empty(shape, dtype, index)
-    else:
-        namespace = getattr(a, "__array_namespace__", lambda: None)()
-        if namespace is None:
-            raise DeviceError(
-                f"{type(a).__module__} has no way to make a new array that tilewise knows; "
-                "pass out="
-            )
+        return made, _adopt_device(made, "the result", stream, True)
+    namespace = getattr(a, "__array_namespace__", lambda: None)()
+    if namespace is None:
+        raise DeviceError(
+            f"{type(a).__module__} has no way to make a new array that tilewise knows; pass out="
+        )
+    if hasattr(namespace, dtype.name):
         made = namespace.empty(shape, dtype=getattr(namespace, dtype.name), device=a.device)
-    return made, _adopt_device(made, "the result", stream, True)
+        target = _adopt_device(made, "the result", stream, True)
+        if target.dtype == dtype:  # else it narrows, as JAX does where 64 bits are not enabled
+            return made, target
+    raise DTypeError(
+        f"{library_name(a)} makes no array of {dtype}, which the result is; ask for another with "
+        "dtype=, or pass out="
+    )
 
 
 def no_stream(stream: Any) -> OptionError:
@@ -478,8 +498,8 @@ def _adopt_unordered(x: Any) -> DeviceArray:
 
 def _on_device(x: Any, name: str) -> DeviceError:
     return DeviceError(
-        f"{name} ({type(x).__name__}, shape {tuple(x.shape)}) is in the memory of a device that "
-        "tilewise does not multiply on; copy it to the host, or to an NVIDIA GPU"
+        f"{name} ({type(x).__name__}) is in the memory of a device that tilewise does not multiply "
+        "on; copy it to the host, or to an NVIDIA GPU"
     )
 
 

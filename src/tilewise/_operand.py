@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,17 +45,23 @@ class Operand(NamedTuple):
 
     @classmethod
     def of(cls, x: Any) -> Operand:
-        """Describe an array, or anything with ``shape`` and ``dtype`` (taken as C-ordered)."""
+        """Describe an array, or anything with ``shape`` and ``dtype`` (taken as C-ordered).
+
+        TypeError or ValueError if these, or ``strides`` if it has them, are none.
+        """
         dtype = np.dtype(x.dtype)
-        shape = tuple(int(size) for size in x.shape)
+        shape = tuple(map(index, x.shape))
         strides = getattr(x, "strides", None)
         if strides is None:
             strides = c_strides(shape, dtype.itemsize)
+        strides = tuple(map(index, strides))
+        if len(strides) != len(shape):
+            raise ValueError(f"strides {strides} are not as many as axes")
         flags = getattr(x, "flags", None)
         aligned = getattr(flags, "aligned", True)
         where = getattr(x, "where", "memory")
         name = getattr(x, "label", "") if where == "file" else ""
-        return cls(shape, dtype, tuple(strides), aligned, where, name)
+        return cls(shape, dtype, strides, aligned, where, name)
 
     @property
     def nbytes(self) -> int:

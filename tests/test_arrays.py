@@ -54,6 +54,8 @@ def test_a_library_says_how_its_arrays_are_made_and_never_narrows_a_result() -> 
     """As JAX has it: arrays are of a package that makes none, and of 32 bits unless told."""
 
     class Array(Tensor):
+        dtype = property(lambda self: self.data.dtype)
+
         def __array_namespace__(self) -> Any:
             return SimpleNamespace(from_dlpack=from_dlpack, asarray=lambda x: Array(x))
 

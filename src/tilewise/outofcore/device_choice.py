@@ -39,8 +39,8 @@ _RING = 3
 #: is cut, which stays.
 _PARTS = (1, 2, 4)
 
-#: Of the candidates that look best, so many are completed by their kernels.
-_TRIED = 6
+#: Of the candidates that look best, so many are completed by their kernels, of each of these ways.
+_TRIED = 4
 
 _SAMPLE = 1024
 
@@ -80,27 +80,34 @@ def choose(
         return min(fitting, key=lambda s: (not s.holds_c, expected(s, rates)[0]))
     # Kernels have ways that take less workspace, or round up what they take.
     for share in (workspace, 2 * workspace + 1 / 4, 0.0, 4 * workspace + 1):
-        found = dict.fromkeys(candidates(job, budget_bytes, share))
-        ranked = sorted(
-            (expected(s, rates, _compute_s(s, budget_bytes, rates, share))[0], i, s)
-            for i, s in enumerate(found)
-        )[:_TRIED]
-        near = [s for seconds, _, s in ranked if seconds <= 2 * ranked[0][0]]
+        near: dict[Schedule, None] = {}
+        for parts in _PARTS:
+            ranked = sorted(
+                (expected(s, rates, _compute_s(s, rates, share, parts))[0], i, s)
+                for i, s in enumerate(candidates(job, budget_bytes, share, parts))
+            )[:_TRIED]
+            near |= {s: None for seconds, _, s in ranked if seconds <= 2 * ranked[0][0]}
         fitted = (fit(replace(s, budget_bytes=budget_bytes)) for s in near)
         if fitting := [s for s in fitted if s is not None]:
             return min(fitting, key=lambda s: expected(s, rates)[0])
     return None
 
 
-def candidates(job: Job, budget_bytes: int, workspace: float = 0.0) -> Iterator[Schedule]:
-    """Yield schedules in which panels come and go, and whose buffers fit a budget."""
+def candidates(
+    job: Job, budget_bytes: int, workspace: float = 0.0, parts: int = 1
+) -> Iterator[Schedule]:
+    """Yield schedules in which panels come and go, and whose buffers fit a budget.
+
+    ``workspace`` is what a launch takes for each byte of its panels; less where it is computed in
+    parts, and few other schedules are worth that.
+    """
     job = replace(job, is_gram=False)
     every = [
-        _many(job, budget_bytes, workspace),
-        _lines_within(job, budget_bytes, workspace, "rows"),
-        _lines_within(job, budget_bytes, workspace, "columns"),
+        _many(job, budget_bytes, workspace) if parts == 1 else (),
+        _lines_within(job, budget_bytes, workspace, parts, "rows"),
+        _lines_within(job, budget_bytes, workspace, parts, "columns"),
     ]
-    if 0 < job.piece < job.k:
+    if parts == 1 and 0 < job.piece < job.k:
         every.append(_pieces_within(job, budget_bytes, workspace))
     return (s for s in itertools.chain(*every) if s.held_bytes <= budget_bytes)
 
@@ -273,16 +280,14 @@ def _many(job: Job, budget_bytes: int, workspace: float) -> Iterator[Schedule]:
 
 
 def _lines_within(
-    job: Job, budget_bytes: int, workspace: float, order: Literal["rows", "columns"]
+    job: Job, budget_bytes: int, workspace: float, parts: int, order: Literal["rows", "columns"]
 ) -> Iterator[Schedule]:
     outer, inner = (0, 1) if order == "rows" else (1, 0)
     sizes, grains = (job.m, job.n), (_grain(job.a), _grain(job.b))
     for inner_tile in _sizes(sizes[inner], grains[inner]):
         panels = count(sizes[inner], inner_tile)
         panel = job.panel_bytes(1 if inner else 0, inner_tile, job.k)
-        for inner_slots, outer_slots, parts in itertools.product(
-            {min(2, panels), panels}, (1, 2), _PARTS
-        ):
+        for inner_slots, outer_slots in itertools.product({min(2, panels), panels}, (1, 2)):
             room = budget_bytes - (inner_slots + workspace) * panel
             line = (outer_slots + workspace / parts) * job.panel_bytes(1 if outer else 0, 1, job.k)
             line += 2 * inner_tile * job.sum_itemsize
@@ -321,19 +326,16 @@ def _pieces_within(job: Job, budget_bytes: int, workspace: float) -> Iterator[Sc
         )
 
 
-def _compute_s(schedule: Schedule, budget_bytes: int, rates: Rates, workspace: float) -> float:
+def _compute_s(schedule: Schedule, rates: Rates, workspace: float, parts: int) -> float:
     """Return about how long the launches take.
 
     The last wave of tiles of each is not full, and each makes its workspace anew, but for what is
-    left of the operand that stays; one that is computed in parts, all of it, for every part.
+    left of the operand that stays; or else, for each of its parts, of what the part needs.
     """
     job, tile_m, tile_n = schedule.job, schedule.tile_m, schedule.tile_n
     k = schedule.tile_k
     a, b = float(job.a.nbytes(tile_m, k)), float(job.b.nbytes(tile_n, k))
-    room = (budget_bytes - schedule.held_bytes) / schedule.at_once
-    small, large = sorted((a, b))
-    parts = next((p for p in _PARTS if workspace * (small + large / p) <= room), _PARTS[-1])
-    made = small * parts + large
+    made = min(a, b) * parts + max(a, b)
     if parts == schedule.pieces == 1 and schedule.order == "rows":
         made = b + a / count(job.n, tile_n)
     elif parts == schedule.pieces == 1 and schedule.order == "columns":

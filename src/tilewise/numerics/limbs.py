@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 __all__ = ["Cut", "choose_cut", "magnitude_bits", "multiply_add", "type_bits"]
 
-_EXACT_BITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53}
-
 #: Depth of a float32 product below which its extra additions cost what its speed gains.
 _LEAST_FLOAT32_DEPTH = 256
 

@@ -27,7 +27,6 @@ __all__ = [
     "GlobalCost",
     "HalfWarpRule",
     "SharedCost",
-    "bank_words",
     "global_cost",
     "half_warp_segments",
     "half_warp_steps",
@@ -155,15 +154,6 @@ def global_cost(addresses: Ints, active: Bools, width: int) -> GlobalCost:
         lines=_distinct(addresses // LINE_BYTES, active),
         bytes=_distinct(addresses, active) * width,
     )
-
-
-def bank_words(addresses: Ints, width: int) -> tuple[Ints, Ints]:
-    """Return the bank and the word index of every 4-byte word each lane touches.
-
-    Both have shape (requests, 32, words a lane); a lane narrower than a word touches one.
-    """
-    words = _words(addresses, width).reshape(len(addresses), LANES, max(1, width // 4))
-    return words % BANKS, words
 
 
 def half_warp_steps(addresses: Ints, active: Bools, width: int, *, load: bool) -> Ints:

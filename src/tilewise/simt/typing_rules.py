@@ -17,7 +17,6 @@ from ..errors import KernelError
 __all__ = [
     "ARITHMETIC",
     "BITWISE",
-    "COMPARISONS",
     "SHIFTS",
     "binary",
     "comparison_operands",
@@ -36,7 +35,6 @@ __all__ = [
 ARITHMETIC = frozenset({"Add", "Sub", "Mult", "Div", "FloorDiv", "Mod"})
 BITWISE = frozenset({"BitAnd", "BitOr", "BitXor"})
 SHIFTS = frozenset({"LShift", "RShift"})
-COMPARISONS = frozenset({"Lt", "LtE", "Gt", "GtE", "Eq", "NotEq"})
 
 _NAMES = {
     "b1": "bool",

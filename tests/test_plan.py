@@ -115,7 +115,9 @@ def test_what_is_held_is_what_was_planned(rng: Any, dtype: str, method: str) -> 
     low, high = (-(2**62), 2**62) if dtype == "int64" else (0, 2)
     a = rng.integers(low, high, (900, 1100)).astype(dtype)
     b = rng.integers(low, high, (1100, 700)).astype(dtype)
-    for memory in (None, "8MiB", "20MiB"):
+    swapped = a[:, :3].astype(a.dtype.newbyteorder())  # which NumPy's own loop would copy
+    thin = [(None, swapped, b[:3])] * (dtype != "bool")
+    for memory, a, b in [*((each, a, b) for each in (None, "8MiB", "20MiB")), *thin]:
         plan = tw.plan(a, b, memory=memory)
         assert plan.method == method
         plan(a, b)

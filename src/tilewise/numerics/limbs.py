@@ -124,6 +124,7 @@ def multiply_add(
             if shift := i * cut.a_width + j * cut.b_width:
                 np.left_shift(part, shift, out=part)
             np.add(total, part, out=total)
+            del part  # before the next one takes its place
 
 
 def _reduced(x: NDArray[Any], result_bits: int) -> NDArray[Any]:

@@ -486,15 +486,20 @@ def test_verify_keeps_the_budget(folder: Folder, rng: np.random.Generator) -> No
 
 
 def test_a_budget_too_small_to_verify_in_is_refused_before_any_work(folder: Folder) -> None:
-    long = np.zeros((17, 500_000), np.int8), np.zeros((500_000, 17), "f2")
-    plan, _ = folder.multiply(*long, memory="8MiB")
-    assert plan.held_bytes <= 8 << 20
-    said = (
-        r"a check of 17x500000 @ 500000x17 takes at least 23\.\d+ MiB, and memory= allows 8\.00 MiB"
-    )
+    long = np.zeros((300, 20_000), np.int8), np.zeros((20_000, 300), "f2")
+    plan, _ = folder.multiply(*long, memory="512KiB")
+    assert plan.held_bytes <= 512 << 10
+    said = r"a check of 300x20000 @ 20000x300 takes at least 1\.\d+ MiB, .* allows 512\.00 KiB"
     with pytest.raises(BudgetError, match=said):
-        folder.multiply(*long, memory="8MiB", verify=True)
+        folder.multiply(*long, memory="512KiB", verify=True)
     assert folder.names() == ["a.npy", "b.npy", "c.npy"]
+
+
+def test_a_long_thin_product_is_verified_in_little_memory(folder: Folder) -> None:
+    long = np.ones((17, 100_000), np.int8), np.ones((100_000, 17), "f4")
+    plan, c = folder.multiply(*long, memory="1MiB", verify=True)
+    assert plan.verify_bytes <= 1 << 20
+    assert (c == 100_000).all()
 
 
 @pytest.mark.parametrize("name", ["a.npy", "b.npy", "c.npy.part"])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from . import _recipe
 from ._memory import format_bytes, over_budget
-from ._operand import Operand, stored, stored_shape
+from ._operand import Box, Operand, stored, stored_shape
 from .errors import BudgetError, OptionError
 from .kernels.steps import chains
 from .numerics.dtypes import is_extension
@@ -28,7 +28,6 @@ from .outofcore.device_pipeline import Device, Share, Threads
 from .outofcore.device_pipeline import multiply as run_pipeline
 from .outofcore.device_schedule import Launch, Schedule
 from .outofcore.device_time import expected
-from .outofcore.schedule import Box
 from .outofcore.slices import HostArray, Sink, Source
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewise._operand import pick
 from tilewise.outofcore.device_choice import candidates, choose, deal, least_bytes, resident
 from tilewise.outofcore.device_job import Factor, Job, Rates
 from tilewise.outofcore.device_schedule import Launch, Load, Schedule
 from tilewise.outofcore.device_time import expected
-from tilewise.outofcore.schedule import pick
 
 
 @st.composite

@@ -13,15 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewise._operand import batch_slices, pick
 from tilewise.outofcore.choice import choose_schedule, least_budget
-from tilewise.outofcore.schedule import (
-    Job,
-    Schedule,
-    Side,
-    batch_slices,
-    choose_tiles,
-    pick,
-)
+from tilewise.outofcore.schedule import Job, Schedule, Side, choose_tiles
 
 
 def job(

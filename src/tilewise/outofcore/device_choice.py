@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
+from .._operand import Box, batch_steps
 from ..kernels.steps import round_up
 from .cuts import count, cuts, even
 from .device_job import Factor, Job, Rates
 from .device_schedule import Schedule
 from .device_time import expected
-from .schedule import Box, batch_steps
 
 __all__ = ["candidates", "choose", "deal", "least_bytes", "resident", "sample"]
 

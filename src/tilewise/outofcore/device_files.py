@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from numpy.typing import NDArray
 
 from .._memory import format_bytes
+from .._operand import Box
 from .._plan import Plan, make_plan
 from .._request import Request
 from .._streamed import Files, Machine, Streams, run
 from .device_job import Rates
 from .device_schedule import Load
-from .schedule import Box, sizes
+from .schedule import sizes
 from .slices import shifted
 from .stores import COPIES
 

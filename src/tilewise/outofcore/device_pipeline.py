@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .._operand import Box
 from .._shield import shielded
 from ..kernels.steps import round_up
 from .device_job import Job, Store
 from .device_schedule import Launch, Load, Schedule
 from .halt import Halt
-from .schedule import Box
 from .slices import (
     End,
     Sink,

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from .._memory import format_bytes
+from .._operand import Box, batch_slices, batch_steps, pick
 from .cuts import count, cuts
 from .device_job import Job, Store
-from .schedule import Box, batch_slices, batch_steps, pick, sizes
+from .schedule import sizes
 
 __all__ = ["Launch", "Layout", "Load", "Schedule"]
 

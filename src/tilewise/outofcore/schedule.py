@@ -19,7 +19,6 @@ from .._operand import Box, batch_slices, batch_steps, pick
 from .cuts import count, cuts, divisor, even
 
 __all__ = [
-    "Box",
     "Job",
     "Panel",
     "Schedule",
@@ -27,11 +26,8 @@ __all__ = [
     "Step",
     "Tiles",
     "Tiling",
-    "batch_slices",
-    "batch_steps",
     "choose_tiles",
     "everything",
-    "pick",
     "sizes",
     "whole_schedule",
 ]

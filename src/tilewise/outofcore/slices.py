@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .._operand import Box
 from .device_job import Store
-from .schedule import Box
 from .stores import parts
 
 __all__ = [

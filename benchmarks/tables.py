@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,18 @@ def recorded(name: str) -> dict[str, Any]:
 
 def case_of(name: str, case: str) -> dict[str, Any]:
     """Return what a file says of a case that was timed."""
-    timed = (each for each in recorded(name)["cases"] if "calls" in each)
-    return next(each for each in timed if each["case"] == case)
+    return next(each for each in timed(recorded(name)) if each["case"] == case)
+
+
+def timed(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the cases whose calls were timed, and not those that were claimed."""
+    return (case for case in record["cases"] if "calls" in case)
 
 
 def table(record: dict[str, Any]) -> str:
     """Return a record's cases: one row for each type and sizes, its layouts side by side."""
     rows: dict[tuple[str, str], list[tuple[str, float, float, str]]] = {}
-    for case in record["cases"]:
-        if "calls" not in case:
-            continue
+    for case in timed(record):
         name, _, layout = case["case"].rpartition(" ")
         dtype, _, sizes = name.rpartition(" ")
         baseline = case["baseline"]
@@ -99,13 +102,11 @@ def table(record: dict[str, Any]) -> str:
 def table_of_calls(record: dict[str, Any]) -> str:
     """Return a row for each kind of operands: what every call on them takes."""
     lines = ["| operands | time until a call returns |", "| --- | --- |"]
-    for case in record["cases"]:
-        if "calls" in case:
-            times = (
-                f"`{name}` {shown_time(timing['median_s'])}"
-                for name, timing in case["calls"].items()
-            )
-            lines.append(f"| {case['case'].replace('^3', '³')} | {', '.join(times)} |")
+    for case in timed(record):
+        times = (
+            f"`{name}` {shown_time(timing['median_s'])}" for name, timing in case["calls"].items()
+        )
+        lines.append(f"| {case['case'].replace('^3', '³')} | {', '.join(times)} |")
     return "\n".join(lines)
 
 
@@ -115,16 +116,15 @@ def table_of_host(record: dict[str, Any]) -> str:
         "| float32, M × N × K | new result | given result | of CuPy's rate | of torch's |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for case in record["cases"]:
-        if "calls" in case:
-            calls = case["calls"]
-            ways = [calls["tilewise"], calls["tilewise, into a result"]]
-            times = " | ".join(shown_time(way["median_s"]) for way in ways)
-            speeds = " | ".join(
-                " / ".join(f"{ratio(way, calls[other]):.1f}" for way in ways)
-                for other in ("cupy", "torch")
-            )
-            lines.append(f"| {shown_sizes(case['case'])} | {times} | {speeds} |")
+    for case in timed(record):
+        calls = case["calls"]
+        ways = [calls["tilewise"], calls["tilewise, into a result"]]
+        times = " | ".join(shown_time(way["median_s"]) for way in ways)
+        speeds = " | ".join(
+            " / ".join(f"{ratio(way, calls[other]):.1f}" for way in ways)
+            for other in ("cupy", "torch")
+        )
+        lines.append(f"| {shown_sizes(case['case'])} | {times} | {speeds} |")
     return "\n".join(lines)
 
 
@@ -134,15 +134,14 @@ def table_of_budgets(record: dict[str, Any]) -> str:
         "| float32, M × N × K | device memory | time | in the device | of that rate |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for case in record["cases"]:
-        if "calls" in case:
-            sizes, _, memory = case["case"].partition(" in ")
-            ours, inside = case["calls"]["tilewise"], case["calls"][case["baseline"]]
-            lines.append(
-                f"| {shown_sizes(sizes)} | {memory.replace('GiB', ' GiB')} "
-                f"| {shown_time(ours['median_s'])} | {shown_time(inside['median_s'])} "
-                f"| {ratio(ours, inside):.2f} |"
-            )
+    for case in timed(record):
+        sizes, _, memory = case["case"].partition(" in ")
+        ours, inside = case["calls"]["tilewise"], case["calls"][case["baseline"]]
+        lines.append(
+            f"| {shown_sizes(sizes)} | {memory.replace('GiB', ' GiB')} "
+            f"| {shown_time(ours['median_s'])} | {shown_time(inside['median_s'])} "
+            f"| {ratio(ours, inside):.2f} |"
+        )
     return "\n".join(lines)
 
 

@@ -302,7 +302,7 @@ def _product_on_cpu(a: Array, b: Array, out: Array | None, dtype: Any) -> Any:
     place, overlaps = None, (False, False)
     if out is not None:
         place = array_key(out)
-        if _arrays.overlap(out, a, b):
+        if _arrays.overlap(out, a, b):  # one look at both is enough for most
             overlaps = _arrays.overlap(out, a), _arrays.overlap(out, b)
     named = None if dtype is None else dtypes.dtype_named(dtype)
     made = _cpu_plan(array_key(a), array_key(b), place, overlaps, named)

@@ -396,6 +396,14 @@ def test_what_a_crash_leaves_behind_is_no_obstacle(folder: Path, out: str, loss:
     assert not journal.exists()
 
 
+def test_a_journal_that_is_left_over_keeps_no_other_product_away(folder: Path) -> None:
+    stop_at(0.5, "c.npy")
+    os.replace("c.npy.part", "c.npy")  # as a run does that is killed before it removes the journal
+    multiply_files("b.npy", "a.npy", "c.npy", memory=MEMORY)
+    assert np.array_equal(load("c.npy"), np.load("b.npy") @ np.load("a.npy"))
+    assert names(folder) == ["a.npy", "b.npy", "c.npy"]
+
+
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_a_part_of_something_else_is_not_removed(folder: Path, out: str) -> None:
     stop_at(0.5, out)
@@ -484,6 +492,20 @@ def test_a_journal_keeps_whole_lines_and_their_order(tmp_path: Path) -> None:
             journal.begin({"a": 1})
             journal.record(7)
         assert path.read_text().endswith("\ndone 7\n")
+
+
+def test_a_journal_forgets_all_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    syncs: list[int] = []
+    path = tmp_path / "x.journal"
+    with Journal(path, "x", "x.part") as journal:
+        journal.begin({"a": 1})
+        for tile in range(100):
+            journal.record(tile)
+        monkeypatch.setattr(os, "fsync", syncs.append)
+        journal.forget(set(range(50, 200)))
+    assert len(syncs) == 1
+    with Journal(path, "x", "x.part") as journal:
+        assert journal.done == set(range(50))
 
 
 def test_a_line_that_found_no_room_is_not_half_there(tmp_path: Path) -> None:

@@ -259,6 +259,11 @@ class Target:
         return None if self.final is None else self.final.with_name(f"{self.final.name}.part")
 
     @property
+    def is_begun(self) -> bool:
+        """Whether something is where the output is until it is complete."""
+        return self.part is not None and self.part.exists()
+
+    @property
     def journal_path(self) -> Path | None:
         return None if self.final is None else self.final.with_name(f"{self.final.name}.journal")
 
@@ -276,7 +281,7 @@ class Target:
             As `Journal` does, or if what is in the part's place was not begun with one.
         """
         part, known = self.part, self.journal_path
-        if part is not None and known is not None and part.exists():
+        if part is not None and known is not None and self.is_begun:
             is_own = known.exists() and (part.is_dir() if self.kind == "zarr" else part.is_file())
         else:
             is_own = True

@@ -110,8 +110,8 @@ class Journal:
 
     def forget(self, tiles: set[int]) -> None:
         """Remember that tiles must be done again."""
-        for tile in sorted(tiles & self.done):
-            self._append(f"redo {tile}")
+        if known := sorted(tiles & self.done):
+            self._append("\n".join(f"redo {tile}" for tile in known))
         self.done -= tiles
 
     def remove(self) -> None:

@@ -144,7 +144,8 @@ def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> No
     """Write the product to its place; whatever happens, finished tiles stay and the rest goes."""
     with target.journal() as journal:
         identities = a.identity(), b.identity()
-        if None in identities:  # nothing tells whether they are still what they were
+        # Nothing tells whether the operands are what they were, or there is nothing to go on with.
+        if None in identities or not target.is_begun:
             journal.forget(set(journal.done))
         try:
             journal.begin(_identity(plan, *identities))

@@ -157,7 +157,13 @@ class ZarrOutput(StoreOutput):
 
     def sync(self) -> None:
         """Return when all that was written is durable."""
-        folders = {path for chunk in self._unsynced for path in (chunk.parent, chunk.parent.parent)}
+        # Of a file in a folder that is new, the folder's own name must outlive a crash too.
+        folders = {
+            folder
+            for chunk in self._unsynced
+            for folder in chunk.parents
+            if folder.is_relative_to(self.part)
+        }
         for path in (*self._unsynced, *folders):
             try:
                 sync_path(path)

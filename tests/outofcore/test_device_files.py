@@ -443,7 +443,7 @@ def test_a_tile_is_recorded_when_all_of_it_is_durable(
     written: list[Any] = []
     durable: set[int] = set()
     recorded = []
-    write, sync, record = FlatOutput.write, FlatOutput.sync, Journal.record
+    write, sync, append = FlatOutput.write, FlatOutput.sync, Journal._append
     lock = threading.Lock()
 
     def noting_write(self: Any, box: Any, values: Any) -> None:
@@ -457,19 +457,21 @@ def test_a_tile_is_recorded_when_all_of_it_is_durable(
         sync(self)
         durable.update(range(before))
 
-    def noting_record(self: Any, tile: int) -> None:
-        rows, columns = tiles[tile]
-        missing = np.ones((SIDE, SIDE), bool)
-        for i in durable:
-            missing[written[i]] = False
-        assert not missing[rows, columns].any()
-        recorded.append(tile)
-        record(self, tile)
+    def noting_line(self: Any, line: str) -> None:
+        word, _, tile = line.partition(" ")
+        if word == "done":
+            rows, columns = tiles[int(tile)]
+            missing = np.ones((SIDE, SIDE), bool)
+            for i in durable:
+                missing[written[i]] = False
+            assert not missing[rows, columns].any()
+            recorded.append(int(tile))
+        append(self, line)
 
     tiles = dict(tw.plan("a.npy", "b.npy", memory=MEMORY, devices="cuda:0").schedule.tiles())
     monkeypatch.setattr(FlatOutput, "write", noting_write)
     monkeypatch.setattr(FlatOutput, "sync", noting_sync)
-    monkeypatch.setattr(Journal, "record", noting_record)
+    monkeypatch.setattr(Journal, "_append", noting_line)
     on_gpu("a.npy", "b.npy", memory=MEMORY)
     assert sorted(recorded) == sorted(tiles)
 

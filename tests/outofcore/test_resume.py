@@ -469,12 +469,16 @@ def test_a_part_that_is_not_its_own_gets_no_name(folder: Path, is_replaced: bool
     assert not Path("c.npy").exists()
 
 
+def durable() -> None:
+    """Whatever is recorded here is durable already."""
+
+
 def test_a_journal_keeps_whole_lines_and_their_order(tmp_path: Path) -> None:
     path = tmp_path / "x.journal"
     with Journal(path, "x", "x.part") as journal:
         journal.begin({"a": 1})
         for tile in (3, 1, 2):
-            journal.record(tile)
+            journal.record(tile, durable)
         journal.forget({1, 9})
     text = path.read_text()
     assert [json.loads(text.splitlines()[0]), *text.splitlines()[1:]] == [
@@ -490,7 +494,7 @@ def test_a_journal_keeps_whole_lines_and_their_order(tmp_path: Path) -> None:
             whole = text[: text[:cut].rfind("\n") + 1].splitlines()[1:]
             assert journal.done == {int(line.split()[1]) for line in whole}
             journal.begin({"a": 1})
-            journal.record(7)
+            journal.record(7, durable)
         assert path.read_text().endswith("\ndone 7\n")
 
 
@@ -500,7 +504,7 @@ def test_a_journal_forgets_all_at_once(tmp_path: Path, monkeypatch: Any) -> None
     with Journal(path, "x", "x.part") as journal:
         journal.begin({"a": 1})
         for tile in range(100):
-            journal.record(tile)
+            journal.record(tile, durable)
         monkeypatch.setattr(os, "fsync", syncs.append)
         journal.forget(set(range(50, 200)))
     assert len(syncs) == 1
@@ -508,19 +512,35 @@ def test_a_journal_forgets_all_at_once(tmp_path: Path, monkeypatch: Any) -> None
         assert journal.done == set(range(50))
 
 
+def test_nothing_is_recorded_after_something_could_not_be_synced(tmp_path: Path) -> None:
+    def fails() -> None:
+        raise FileError("out cannot be written: Input/output error")
+
+    path = tmp_path / "x.journal"
+    with Journal(path, "x", "x.part") as journal:
+        journal.begin({"a": 1})
+        journal.record(1, durable)
+        with pytest.raises(FileError, match="out cannot be written"):
+            journal.record(2, fails)
+        with pytest.raises(FileError, match="x was not made durable: out cannot be written"):
+            journal.record(3, durable)  # of which the system will say nothing more
+    with Journal(path, "x", "x.part") as journal:
+        assert journal.done == {1}
+
+
 def test_a_line_that_found_no_room_is_not_half_there(tmp_path: Path) -> None:
     path = tmp_path / "x.journal"
     most, limits = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
     with Journal(path, "x", "x.part") as journal:
         journal.begin({"a": 1})
-        journal.record(1)
+        journal.record(1, durable)
         resource.setrlimit(most, (path.stat().st_size + 4, limits[1]))  # of the seven of "done 2"
         try:
             with pytest.raises(FileError, match=r"x\.journal cannot be written: File too large"):
-                journal.record(2)
+                journal.record(2, durable)
         finally:
             resource.setrlimit(most, limits)
-        journal.record(3)  # as another thread does that had finished meanwhile
+        journal.record(3, durable)  # as another thread does that had finished meanwhile
     with Journal(path, "x", "x.part") as journal:
         assert journal.done == {1, 3}
 

@@ -86,8 +86,7 @@ def _multiply_whole(
     account.waited_seconds += time.perf_counter() - start
     result = np.asarray(plan.how.multiply(plan, x, y, None)).reshape(grid)
     output.write(everything(grid), result)
-    output.sync()
-    journal.record(0)
+    journal.record(0, output.sync)
     account.written_bytes += result.nbytes
     account.flops += 2 * result.size * plan.k
     account.report()
@@ -242,12 +241,14 @@ class _Outbox:
         with _on_tile(step):
             self._output.write(box, values)
             if is_end:
-                self._output.sync()
-                self._journal.record(step.tile)
+                self._journal.record(step.tile, self._output.sync)
 
 
 class _Worker:
     """A thread that does what it is given, in order; `with` starts it, and waits for it.
+
+    After something failed it does nothing more: the last part of a tile would be written, and the
+    tile recorded, without the part that failed.
 
     It is waited for however often Ctrl-C is pressed, as it has files in its hands, and it is there
     before anything is asked of it, or who is interrupted would not know of it. One that everyone
@@ -258,7 +259,7 @@ class _Worker:
     """
 
     def __init__(self, name: str) -> None:
-        self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._given: SimpleQueue[Callable[[], bool] | None] = SimpleQueue()
         self._thread = threading.Thread(target=_serve, args=[self._given], name=name, daemon=True)
 
     def __enter__(self) -> Self:
@@ -299,18 +300,22 @@ class _Worker:
             self._thread.join()
 
 
-def _serve(given: SimpleQueue[Callable[[], None] | None]) -> None:
+def _serve(given: SimpleQueue[Callable[[], bool] | None]) -> None:
+    has_failed = False
     while (work := given.get()) is not None:
-        work()
+        has_failed = has_failed or not work()
         del work  # or an error would hold it, and what it was given
 
 
-def _carry_out(done: Future[T], function: Callable[..., T], arguments: tuple[Any, ...]) -> None:
+def _carry_out(done: Future[T], function: Callable[..., T], arguments: tuple[Any, ...]) -> bool:
+    """Do something, and return whether that was done without an error."""
     try:
         done.set_result(function(*arguments))
     except BaseException as error:
         done.set_exception(error)
         del done  # or its error would hold it
+        return False
+    return True
 
 
 @contextmanager

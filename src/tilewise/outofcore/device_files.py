@@ -310,8 +310,10 @@ class _Result:
         """Make a tile durable, and then record it."""
         start = time.perf_counter()
         with self._recording:
-            with self._turn:
-                self._output.sync()
-            self._journal.record(tile)
+            self._journal.record(tile, self._sync)
         waited = (time.perf_counter() - start) * self._share
         self._account.add(flops=self._flops[tile], waited=waited)
+
+    def _sync(self) -> None:
+        with self._turn:
+            self._output.sync()

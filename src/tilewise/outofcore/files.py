@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import stat
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..errors import DTypeError, FileError
 from ..numerics import dtypes
 from ..numerics.unread import Unread
 from . import hdf5, npy, zarrs
-from .flat import Box, FlatFile, FlatOutput, mapped_file, sync_path
+from .flat import Box, FlatFile, FlatOutput, mapped_file, sync_path, write_error
 from .journal import Journal
 from .stores import Layout, Readable, StoreMatrix, StoreOutput, Writable, dtype_of, place_of
 
@@ -294,9 +294,9 @@ class Target:
 
     def create(self, layout: Layout, part_bytes: int) -> Output:
         """Begin an output anew, with its final size, so that a full disk shows before any work."""
-        self.discard()
         if self.part is not None and self.final is not None:
             try:
+                self.discard()
                 if self.kind == "npy":
                     npy.create_npy(self.part, self.final, layout.shape, layout.dtype)
                 elif self.kind == "hdf5":
@@ -304,8 +304,11 @@ class Target:
                 else:
                     zarrs.create_zarr(self.part, self.final, layout)
                 sync_path(self.final.parent)  # or a crash could lose part and journal by name
-            except BaseException:
-                self.discard()
+            except BaseException as error:
+                with suppress(OSError):  # what was wrong is said, and the next run discards it
+                    self.discard()
+                if isinstance(error, OSError):
+                    raise write_error(self.name, self.part, layout.nbytes, error) from error
                 raise
         return self.reopen(layout, part_bytes)
 
@@ -347,7 +350,8 @@ class Target:
         if self.part is not None:
             if self.kind == "zarr" and self.final is not None:
                 zarrs.put_back(self.part, self.final)
-                shutil.rmtree(self.part, ignore_errors=True)
+                if self.is_begun:
+                    shutil.rmtree(self.part)
             else:
                 self.part.unlink(missing_ok=True)
 

@@ -15,7 +15,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from io import FileIO
@@ -36,11 +36,11 @@ __all__ = [
     "FlatOutput",
     "check_room",
     "mapped_file",
-    "no_room",
     "reserve",
     "spool",
     "stamp",
     "sync_path",
+    "write_error",
 ]
 
 #: A part of an array: one slice with start and stop for each axis.
@@ -54,6 +54,9 @@ _HAS_PREAD = hasattr(os, "preadv")
 _HAS_PWRITE = hasattr(os, "pwrite")
 _HAS_ADVICE = hasattr(os, "posix_fadvise")
 _position_lock = threading.Lock()
+
+#: What a system says that has no room for what is written.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: Bytes at either end of a map that are compared with the file.
 _SAMPLE = 4096
@@ -270,7 +273,7 @@ class FlatOutput:
         try:
             _write_box(self._file, self.grid, self._offset, box, values)
         except OSError as error:
-            raise no_room(self._name, self.part, self.nbytes, error) from error
+            raise write_error(self._name, self.part, self.nbytes, error) from error
 
     def holds(self, box: Box) -> bool:
         """Whether a box is there: the file has had its whole size since it was opened."""
@@ -281,7 +284,7 @@ class FlatOutput:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise no_room(self._name, self.part, self.nbytes, error) from error
+            raise write_error(self._name, self.part, self.nbytes, error) from error
 
     def unread(
         self, shape: tuple[int, ...], folder: Path, part_bytes: int
@@ -301,7 +304,8 @@ class FlatOutput:
             if self.final.exists():
                 os.chmod(self.part, stat.S_IMODE(self.final.stat().st_mode))
             os.replace(self.part, self.final)
-            sync_path(self.final.parent)
+            with suppress(OSError):  # it is whole and has its name, which a crash may take again
+                sync_path(self.final.parent)
         except FileError:
             raise
         except OSError as error:
@@ -339,7 +343,7 @@ def spool(
             try:
                 _write_box(file, shape, 0, box, values)
             except OSError as error:
-                raise no_room(copy, folder / "copy", size, error) from error
+                raise write_error(copy, folder / "copy", size, error) from error
         fill = partial(_fill, file, copy)
         yield Unread(fill, dtype, shape, c_strides(shape, dtype.itemsize), 0)
 
@@ -353,26 +357,29 @@ def reserve(file: FileIO, size: int, name: str, part: Path) -> None:
         pass
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise no_room(name, part, size, error) from error
+            raise write_error(name, part, size, error) from error
     check_room(size, name, part)
     try:
         file.truncate(size)
     except OSError as error:
-        raise no_room(name, part, size, error) from error
+        raise write_error(name, part, size, error) from error
 
 
 def check_room(size: int, name: str, part: Path) -> None:
     """Raise FileError if the disk of a part has less than ``size`` bytes free."""
     if size > shutil.disk_usage(part.parent).free:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        raise no_room(name, part, size, full)
+        raise write_error(name, part, size, full)
 
 
-def no_room(name: str, part: Path, needed: int, error: OSError) -> FileError:
+def write_error(name: str, part: Path, needed: int, error: OSError) -> FileError:
     """Return the error for an output of ``needed`` bytes that could not be written."""
+    reason = error.strerror or error  # of some libraries' own there is only the text
+    if error.errno not in _NO_ROOM:
+        return FileError(f"{name} cannot be written: {reason}")
     free = format_bytes(shutil.disk_usage(part.parent).free)
     return FileError(
-        f"{name} needs {format_bytes(needed)} and {part.parent} has {free} free: {error.strerror}"
+        f"{name} needs {format_bytes(needed)} and {part.parent} has {free} free: {reason}"
     )
 
 
@@ -384,8 +391,8 @@ def sync_path(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError:
-        if not path.is_dir():
+    except OSError as error:
+        if error.errno in (errno.EIO, *_NO_ROOM) or not path.is_dir():
             raise
 
 

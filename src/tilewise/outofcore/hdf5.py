@@ -8,6 +8,7 @@ crash can tear what HDF5 knows about it. Chunked and virtual datasets are read a
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 
 from ..errors import FileError
 from ..numerics.dtypes import is_extension
-from .flat import FlatFile, reserve, stamp
+from .flat import FlatFile, reserve, stamp, write_error
 from .npy import element_type
 from .stores import Layout, StoreMatrix
 
@@ -113,7 +114,11 @@ def create_hdf5(part: Path, final: Path, inner: str, layout: Layout) -> None:
             kind = h5py.h5t.py_create(dtype, logical=True)
             h5d.create(file.id, inner.encode(), kind, space, how, links)
     except (OSError, RuntimeError) as error:  # RuntimeError: what cannot be written at its end
-        raise FileError(f"{name} cannot be created: {error}") from error
+        said = re.search(r"errno = (\d+)", str(error))  # by the system, amid much of HDF5's own
+        if said is None:
+            raise FileError(f"{name} cannot be created: {error}") from error
+        cause = OSError(number := int(said[1]), os.strerror(number))
+        raise write_error(name, part, layout.nbytes, cause) from error
     with FileIO(part, "r+") as flat:
         reserve(flat, os.fstat(flat.fileno()).st_size, name, part)
 

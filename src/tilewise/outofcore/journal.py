@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -47,6 +48,7 @@ class Journal:
         self._name, self._unfinished = name, unfinished
         self._file: FileIO | None = None
         self._identity: dict[str, Any] | None = None
+        self._unsynced: Exception | None = None
         if path is None:
             return
         try:
@@ -56,12 +58,10 @@ class Journal:
         except OSError as error:
             raise FileError(f"{name} cannot be created: {error.strerror}") from error
         try:
-            whole = self._read()
+            self._cut(self._read())
         except BaseException:
             self._file.close()
             raise
-        self._file.truncate(whole)
-        self._file.seek(whole)
 
     def begin(self, identity: dict[str, Any]) -> None:
         """Say of what product the tiles are, or check that those there are of this one.
@@ -79,9 +79,7 @@ class Journal:
             )
         if self._identity != identity:
             self._identity = identity
-            if self._file is not None:
-                self._file.truncate(0)
-                self._file.seek(0)
+            self._cut(0)
             self._append(json.dumps(identity))
 
     @property
@@ -102,8 +100,22 @@ class Journal:
                 "again when nothing else writes there"
             )
 
-    def record(self, tile: int) -> None:
-        """Remember that a tile is durable, or raise FileError if nobody would know of it."""
+    def record(self, tile: int, sync: Callable[[], object]) -> None:
+        """Make a tile durable by ``sync``, and remember that it is.
+
+        Raises
+        ------
+        FileError
+            If nobody would know of it; or if an earlier ``sync`` failed, since the system says so
+            once and forgets what it could not write: of whatever tile that was.
+        """
+        if self._unsynced is not None:
+            raise FileError(f"{self._name} was not made durable: {self._unsynced}")
+        try:
+            sync()
+        except Exception as error:
+            self._unsynced = error
+            raise
         self.check()
         self._append(f"done {tile}")
         self.done.add(tile)
@@ -115,9 +127,21 @@ class Journal:
         self.done -= tiles
 
     def remove(self) -> None:
-        """Remove the journal: the output is complete, or nothing of it is worth keeping."""
-        if self.path is not None and not self.is_lost:
+        """Remove the journal: the output is complete, or nothing of it is worth keeping.
+
+        Raises
+        ------
+        FileError
+            If it stays.
+        """
+        if self.path is None or self.is_lost:
+            return
+        try:
             self.path.unlink()
+        except OSError as error:
+            raise FileError(
+                f"{self.path} cannot be removed: {error.strerror}; remove it yourself"
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -135,9 +159,18 @@ class Journal:
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
-            with suppress(OSError):  # what follows a part of a line would be lost with it
-                self._file.truncate(start)
-                self._file.seek(start)
+            with suppress(FileError):  # what follows a part of a line would be lost with it
+                self._cut(start)
+            raise FileError(f"{self.path} cannot be written: {error.strerror}") from error
+
+    def _cut(self, size: int) -> None:
+        """Forget what is behind so many bytes, and go on there."""
+        if self._file is None:
+            return
+        try:
+            self._file.truncate(size)
+            self._file.seek(size)
+        except OSError as error:
             raise FileError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def _read(self) -> int:

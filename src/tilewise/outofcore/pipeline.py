@@ -7,6 +7,7 @@ durable and then records it, so that a run that was stopped goes on where it was
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,8 @@ def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> No
             journal.begin(_identity(plan, *identities))
         except BaseException:
             if not journal.done:  # such as on a full disk: nothing is worth keeping
-                journal.remove()
+                with suppress(FileError):
+                    journal.remove()
             raise
         try:
             output = _open_output(plan, a, b, target, journal)
@@ -171,10 +173,16 @@ def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> No
                     "command goes on from there"
                 )
             else:
-                target.discard()
-                journal.remove()
+                try:
+                    target.discard()
+                    journal.remove()
+                except (OSError, FileError) as left:
+                    error.add_note(f"and what was begun stays: {left}")
             raise error from error.__cause__
-        journal.remove()
+        try:
+            journal.remove()
+        except FileError as error:
+            raise FileError(f"{target.name} is complete, but {error}") from error
 
 
 def _identity(plan: Plan, a: dict[str, Any] | None, b: dict[str, Any] | None) -> dict[str, Any]:

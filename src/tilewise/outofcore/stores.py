@@ -262,6 +262,10 @@ class Layout:
     zarr_format: int = 3
 
     @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
     def stored_dtype(self) -> np.dtype[Any]:
         """Its type in a store that does not know bfloat16 and float8: whole numbers as wide."""
         if not is_extension(self.dtype):
@@ -275,7 +279,7 @@ class StoreOutput:
     def __init__(self, store: Any, layout: Layout, name: str, part_bytes: int) -> None:
         """Check that a store can take the result, and how much of it at once."""
         self.store, self.dtype = store, layout.dtype
-        self.nbytes = math.prod(layout.shape) * layout.dtype.itemsize
+        self.nbytes = layout.nbytes
         self.part_bytes = part_bytes
         self._name, self._added = name, layout.added
         shape, dtype = shape_of(store, name), dtype_of(store, name).newbyteorder("=")

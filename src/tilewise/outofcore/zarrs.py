@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from .._shield import shielded
 from ..errors import DTypeError, FileError
-from .flat import Box, check_room, no_room, stamp, sync_path
+from .flat import Box, check_room, stamp, sync_path, write_error
 from .npy import element_type
 from .stores import Layout, StoreMatrix, StoreOutput
 
@@ -93,7 +94,7 @@ def create_zarr(part: Path, final: Path, layout: Layout) -> None:
     """
     name = f"out ({final})"
     zarr = _zarr(name)
-    check_room(math.prod(layout.shape) * layout.dtype.itemsize, name, part)
+    check_room(layout.nbytes, name, part)
     try:
         create = partial(
             zarr.create_array,
@@ -168,7 +169,7 @@ class ZarrOutput(StoreOutput):
             try:
                 sync_path(path)
             except OSError as error:
-                raise no_room(self._name, self.part, self.nbytes, error) from error
+                raise write_error(self._name, self.part, self.nbytes, error) from error
         self._unsynced.clear()
 
     def commit(self) -> None:
@@ -182,11 +183,11 @@ class ZarrOutput(StoreOutput):
             except BaseException:
                 put_back(self.part, self.final)
                 raise
-            sync_path(self.final.parent)
-            if (self.final / _REPLACED).exists():
-                shutil.rmtree(self.final / _REPLACED)
         except OSError as error:
             raise FileError(f"{self._name} cannot be completed: {error}") from error
+        with suppress(OSError):  # it is whole and has its name, which a crash may take again
+            sync_path(self.final.parent)
+        shutil.rmtree(self.final / _REPLACED, ignore_errors=True)  # as Zarr does, if it stays
 
     def _files(self, box: Box) -> Iterator[Path]:
         """Yield the files of the chunks that a box is in."""
@@ -200,7 +201,7 @@ class ZarrOutput(StoreOutput):
 
     def _refused(self, part: Box, error: Exception) -> FileError:
         if isinstance(error, OSError) and error.errno is not None:
-            return no_room(self._name, self.part, self.nbytes, error)
+            return write_error(self._name, self.part, self.nbytes, error)
         return super()._refused(part, error)
 
 

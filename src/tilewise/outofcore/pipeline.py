@@ -144,11 +144,11 @@ def _report(progress: Report | None) -> Report:
 def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> None:
     """Write the product to its place; whatever happens, finished tiles stay and the rest goes."""
     with target.journal() as journal:
-        identities = a.identity(), b.identity()
-        # Nothing tells whether the operands are what they were, or there is nothing to go on with.
-        if None in identities or not target.is_begun:
-            journal.forget(set(journal.done))
         try:
+            identities = a.identity(), b.identity()
+            # Nothing tells whether the operands are what they were, or nothing is there to go on.
+            if None in identities or not target.is_begun:
+                journal.forget(set(journal.done))
             journal.begin(_identity(plan, *identities))
         except BaseException:
             if not journal.done:  # such as on a full disk: nothing is worth keeping
@@ -167,7 +167,7 @@ def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> No
             error = unmasked(raised)
             if journal.is_lost:
                 raise error from error.__cause__  # what is there now is not of this run
-            if target.part is not None and journal.done and None not in identities:
+            if target.is_begun and journal.done and None not in identities:
                 error.add_note(
                     f"{journal.count} of {_tile_count(plan)} stay in {target.part}; the same "
                     "command goes on from there"

@@ -136,6 +136,35 @@ def test_without_pread_one_position_is_shared_under_a_lock(
     assert np.array_equal(np.load(tmp_path / "c.npy"), array)
 
 
+def test_a_system_may_take_and_give_a_part_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread, preadv, pwrite = os.pread, os.preadv, os.pwrite
+    monkeypatch.setattr(os, "pread", lambda f, size, at: pread(f, min(size, 5), at))
+    monkeypatch.setattr(os, "preadv", lambda f, into, at: preadv(f, [into[0][:7]], at))
+    monkeypatch.setattr(os, "pwrite", lambda f, some, at: pwrite(f, some[:3], at))
+    array = np.arange(30.0).reshape(5, 6)
+    with open_matrix(save(tmp_path / "a.npy", array), "a") as file:
+        with output(tmp_path / "c.npy", (5, 6), array.dtype) as made:
+            made.write(everything((5, 6)), read(file, *everything((5, 6))))
+            made.commit()
+    assert np.array_equal(np.load(tmp_path / "c.npy"), array)
+
+
+@pytest.mark.parametrize("call", ["pread", "preadv"])
+def test_a_disk_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path = save(tmp_path / "a.npy", np.ones((3, 3)))
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(FileError, match=r"a \(.*a\.npy\) cannot be read.*Input/output error"):
+        with open_matrix(path, "a") as file:
+            read(file, *everything((3, 3)))
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_raw_floats_say_what_they_are_in_the_path(tmp_path: Path, name: str) -> None:
     array = np.arange(12).reshape(3, 4).astype(getattr(ml_dtypes, name))

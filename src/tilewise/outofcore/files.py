@@ -27,7 +27,7 @@ from ..errors import DTypeError, FileError
 from ..numerics import dtypes
 from ..numerics.unread import Unread
 from . import hdf5, npy, zarrs
-from .flat import Box, FlatFile, FlatOutput, mapped_file, sync_path, write_error
+from .flat import Box, FlatFile, FlatOutput, mapped_file, read_at, sync_path, write_error
 from .journal import Journal
 from .stores import Layout, Readable, StoreMatrix, StoreOutput, Writable, dtype_of, place_of
 
@@ -144,15 +144,16 @@ def _found(
         reason = getattr(error, "strerror", None) or error
         raise FileError(f"{label} cannot be opened: {reason}") from error
     try:
-        if path.suffix in hdf5.SUFFIXES or file.read(8) == b"\x89HDF\r\n\x1a\n":
+        if path.suffix in hdf5.SUFFIXES or read_at(file, 8, 0) == b"\x89HDF\r\n\x1a\n":
             file.close()
             return hdf5.open_hdf5(path, inner, name, text, raw)
         if inner is not None:
             raise FileError(f"{label}: {path} is not HDF5 or Zarr, and holds no {inner}")
-        file.seek(0)
         return npy.open_npy(file, path, name, text, raw)
-    except BaseException:
+    except BaseException as error:
         file.close()
+        if isinstance(error, OSError) and not isinstance(error, FileError):
+            raise FileError(f"{label} cannot be read: {error.strerror}") from error
         raise
 
 
@@ -307,7 +308,7 @@ class Target:
             except BaseException as error:
                 with suppress(OSError):  # what was wrong is said, and the next run discards it
                     self.discard()
-                if isinstance(error, OSError):
+                if isinstance(error, OSError) and not isinstance(error, FileError):
                     raise write_error(self.name, self.part, layout.nbytes, error) from error
                 raise
         return self.reopen(layout, part_bytes)

@@ -36,10 +36,12 @@ __all__ = [
     "FlatOutput",
     "check_room",
     "mapped_file",
+    "read_at",
     "reserve",
     "spool",
     "stamp",
     "sync_path",
+    "write_at",
     "write_error",
 ]
 
@@ -222,8 +224,12 @@ def mapped_file(x: np.memmap[Any, Any], operand: str) -> FlatFile | None:
     except OSError:
         return None
     for at in (0, max(flat.size - _SAMPLE, 0)):
-        file.seek(offset + at)
-        if file.read(_SAMPLE)[: flat.size] != flat[at : at + _SAMPLE].tobytes():
+        sample = flat[at : at + _SAMPLE].tobytes()
+        try:
+            is_same = read_at(file, len(sample), offset + at) == sample
+        except OSError:
+            is_same = False
+        if not is_same:
             file.close()  # another file has the name by now
             return None
     opened = stamp(os.fstat(file.fileno()))
@@ -383,6 +389,34 @@ def write_error(name: str, part: Path, needed: int, error: OSError) -> FileError
     )
 
 
+def read_at(file: FileIO, size: int, offset: int) -> bytes:
+    """Read so many bytes, or to the end; a system may give a part at a time."""
+    given = b""
+    while len(given) < size:
+        if _HAS_PREAD:
+            some = os.pread(file.fileno(), size - len(given), offset + len(given))
+        else:
+            with _position_lock:
+                file.seek(offset + len(given))
+                some = file.read(size - len(given)) or b""
+        if not some:
+            break
+        given += some
+    return given
+
+
+def write_at(file: FileIO, data: memoryview, offset: int) -> None:
+    """Write all of ``data``, of which a system may take a part at a time."""
+    while data:
+        if _HAS_PWRITE:
+            count = os.pwrite(file.fileno(), data, offset)
+        else:
+            with _position_lock:
+                file.seek(offset)
+                count = file.write(data)
+        data, offset = data[count:], offset + count
+
+
 def sync_path(path: Path) -> None:
     """Make a file durable, or the names in a folder where the system lets that be asked for."""
     try:
@@ -429,15 +463,8 @@ def _write_box(
     """Write a box of a C-ordered array that begins at ``offset``."""
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
     for start, run in _runs(shape, box, values.itemsize, offset):
-        some, flat = flat[:run], flat[run:]
-        while some:
-            if _HAS_PWRITE:
-                count = os.pwrite(file.fileno(), some, start)
-            else:
-                with _position_lock:
-                    file.seek(start)
-                    count = file.write(some)
-            some, start = some[count:], start + count
+        write_at(file, flat[:run], start)
+        flat = flat[run:]
 
 
 def _runs(

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import DTypeError, FileError
 from ..numerics import dtypes
-from .flat import FlatFile, reserve, stamp
+from .flat import FlatFile, read_at, reserve, stamp, write_at
 
 __all__ = ["create_npy", "element_type", "npy_offset", "open_npy"]
 
@@ -75,7 +75,7 @@ def create_npy(part: Path, final: Path, shape: tuple[int, ...], dtype: np.dtype[
         raise FileError(f"{name} cannot be created: {error.strerror}") from error
     with file:
         reserve(file, len(header) + math.prod(shape) * dtype.itemsize, name, part)
-        file.write(header)
+        write_at(file, memoryview(header), 0)
 
 
 def npy_offset(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -105,7 +105,7 @@ def _read_header(
     """Return shape, dtype, whether F-ordered, and the offset of the data (NEP 1)."""
     if size == 0:
         raise FileError(f"{label} is empty (0 bytes)")
-    start = file.read(12) or b""
+    start = read_at(file, 12, 0)
     if not start.startswith(_MAGIC):
         raise FileError(f"{label} is {_kind_of(start)}; write a matrix with np.save")
     broken = FileError(f"{label} has a broken .npy header; write it again with np.save")
@@ -120,9 +120,9 @@ def _read_header(
         (length,), begin = struct.unpack("<I", start[8:12]), 12
     if begin + length > size or length > 1 << 20:
         raise broken
-    file.seek(begin)
+    written = read_at(file, length, begin)
     try:
-        text = (file.read(length) or b"").decode("utf-8" if version == 3 else "latin1")
+        text = written.decode("utf-8" if version == 3 else "latin1")
         header = ast.literal_eval(text.strip())
         shape, is_fortran = header["shape"], header["fortran_order"]
         # np.save calls ml_dtypes.float8_e5m2 "<f1", a name that NumPy itself does not know.

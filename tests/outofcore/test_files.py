@@ -144,10 +144,12 @@ def test_a_system_may_take_and_give_a_part_at_a_time(
     monkeypatch.setattr(os, "preadv", lambda f, into, at: preadv(f, [into[0][:7]], at))
     monkeypatch.setattr(os, "pwrite", lambda f, some, at: pwrite(f, some[:3], at))
     array = np.arange(30.0).reshape(5, 6)
-    with open_matrix(save(tmp_path / "a.npy", array), "a") as file:
-        with output(tmp_path / "c.npy", (5, 6), array.dtype) as made:
-            made.write(everything((5, 6)), read(file, *everything((5, 6))))
-            made.commit()
+    with (
+        open_matrix(save(tmp_path / "a.npy", array), "a") as file,
+        output(tmp_path / "c.npy", (5, 6), array.dtype) as made,
+    ):
+        made.write(everything((5, 6)), read(file, *everything((5, 6))))
+        made.commit()
     assert np.array_equal(np.load(tmp_path / "c.npy"), array)
 
 
@@ -160,9 +162,9 @@ def test_a_disk_that_cannot_be_read_is_named(
 
     path = save(tmp_path / "a.npy", np.ones((3, 3)))
     monkeypatch.setattr(os, call, refuse)
-    with pytest.raises(FileError, match=r"a \(.*a\.npy\) cannot be read.*Input/output error"):
-        with open_matrix(path, "a") as file:
-            read(file, *everything((3, 3)))
+    message = r"a \(.*a\.npy\) cannot be read.*Input/output error"
+    with pytest.raises(FileError, match=message), open_matrix(path, "a") as file:
+        read(file, *everything((3, 3)))
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])

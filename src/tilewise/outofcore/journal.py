@@ -176,7 +176,10 @@ class Journal:
     def _read(self) -> int:
         """Take in what is there, and return how many bytes of it are whole lines."""
         assert self._file is not None
-        text = self._file.readall() or b""
+        try:
+            text = self._file.readall() or b""
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be read: {error.strerror}") from error
         whole = text.rfind(b"\n") + 1
         lines = text[:whole].decode(errors="replace").splitlines()
         try:

@@ -622,14 +622,19 @@ STEPS = [
 
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_killed_at_every_step_and_finished_it_has_the_same_bits(folder: Path, out: str) -> None:
-    multiply_files("a.npy", "b.npy", out, memory=MEMORY)
-    c = load(out).tobytes()
+    plan = multiply_files("a.npy", "b.npy", out, memory=MEMORY)
+    c, tiles = load(out).tobytes(), dict(plan.schedule.tiles())
     command = [sys.executable, "-c", KILLED, "mul", "a.npy", "b.npy", "-o", out, "--quiet"]
     for step, done in STEPS:
         run = subprocess.run([*command, "--memory", MEMORY], env={**os.environ, "KILLED": step})
         assert run.returncode == -signal.SIGKILL, step
         assert len(finished(out)) == done, step
         assert load(out).tobytes() == c, step  # of the run before: whole, until it is replaced
+        if Path(f"{out}.part").exists():
+            part = load_part(Path(f"{out}.part"))
+            assert all(
+                np.array_equal(part[x], expected()[x]) for x in map(tiles.get, finished(out))
+            )
     assert not subprocess.run([*command, "--memory", MEMORY]).returncode
     assert load(out).tobytes() == c
     assert names(folder) == ["a.npy", "b.npy", out]

@@ -416,6 +416,27 @@ def test_a_part_of_something_else_is_not_removed(folder: Path, out: str) -> None
     assert np.array_equal(load(out), expected())
 
 
+def test_a_run_that_another_makes_way_for_begins(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at(0.5, "c.npy")
+    real, names_seen = Path.exists, []
+
+    def exists(self: Path) -> bool:
+        found = real(self)
+        if self.suffix in (".part", ".journal"):
+            names_seen.append(self.name)
+            if len(names_seen) == 1:  # the other run completes its result just now
+                os.replace("c.npy.part", "c.npy")
+                os.unlink("c.npy.journal")
+        return found
+
+    monkeypatch.setattr(Path, "exists", exists)
+    multiply_files("a.npy", "b.npy", "c.npy", memory=MEMORY)
+    assert names_seen
+    assert np.array_equal(load("c.npy"), expected())
+
+
 @pytest.mark.parametrize("text", ["dear diary\n", "5\ndone 0\n", "[" * 100_000 + "\n"])
 def test_a_journal_of_something_else_is_refused(folder: Path, text: str) -> None:
     Path("c.npy.journal").write_text(text)

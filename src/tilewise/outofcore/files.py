@@ -281,17 +281,19 @@ class Target:
         FileError
             As `Journal` does, or if what is in the part's place was not begun with one.
         """
-        part, known = self.part, self.journal_path
-        if part is not None and known is not None and self.is_begun:
-            is_own = known.exists() and (part.is_dir() if self.kind == "zarr" else part.is_file())
-        else:
-            is_own = True
-        if not is_own:
-            raise FileError(
-                f"{self.name} would be written as {self.part}, which is there already and not "
-                "known as a part of it; move it away"
-            )
-        return Journal(self.journal_path, self.name, str(self.part))
+        journal = Journal(self.journal_path, self.name, str(self.part))
+        # Nobody else writes there now; before, what was seen could be gone when it was looked up.
+        if self.part is not None and self.is_begun:
+            is_own = self.part.is_dir() if self.kind == "zarr" else self.part.is_file()
+            if journal.is_new or not is_own:
+                with journal:
+                    if journal.is_new:
+                        journal.remove()
+                raise FileError(
+                    f"{self.name} would be written as {self.part}, which is there already and not "
+                    "known as a part of it; move it away"
+                )
+        return journal
 
     def create(self, layout: Layout, part_bytes: int) -> Output:
         """Begin an output anew, with its final size, so that a full disk shows before any work."""

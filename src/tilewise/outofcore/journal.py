@@ -49,10 +49,11 @@ class Journal:
         self._file: FileIO | None = None
         self._identity: dict[str, Any] | None = None
         self._unsynced: Exception | None = None
+        self.is_new = True  #: whether there was none
         if path is None:
             return
         try:
-            self._file = _locked(path)
+            self._file, self.is_new = _locked(path)
         except BlockingIOError:
             raise FileError(f"{name} is being written by another process") from None
         except OSError as error:
@@ -209,14 +210,18 @@ def recorded(path: Path | None) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _locked(path: Path) -> FileIO:
-    """Open a file that no other process has open this way; the lock ends with the process."""
+def _locked(path: Path) -> tuple[FileIO, bool]:
+    """Open a file that no other process has open this way, and say whether there was none before.
+
+    The lock ends with the process.
+    """
     while True:
+        is_new = not path.exists()
         file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
         try:
             _lock(file)
             if _is_at(file, path):  # whoever had it may have removed it before the lock was free
-                return file
+                return file, is_new
         except BaseException:
             file.close()
             raise

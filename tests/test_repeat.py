@@ -456,8 +456,16 @@ def test_a_plan_for_host_arrays_is_not_for_device_arrays_of_their_layout(machine
     """It would be for copies, which are not transposed."""
     a, b = np.ones((5, 4), np.float32).T, np.ones((5, 3), np.float32)
     plan = planned(Operand.of(a), Operand.of(b), gpu=facts_of())
-    with pytest.raises(OptionError, match="host operands"):
+    with pytest.raises(OptionError, match="in device memory, and this plan is for .* host memory"):
         plan(Tensor(a), Tensor(b))
+
+
+def test_a_plan_for_device_arrays_is_not_for_host_arrays_of_their_layout(machine: Machine) -> None:
+    """Whose copies would lie otherwise than its kernels were chosen for."""
+    a, b = np.ones((5, 4), np.float32).T, np.ones((5, 3), np.float32)
+    plan = tw.plan(Tensor(a), Tensor(b))
+    with pytest.raises(OptionError, match="a .* is in host memory, and this plan is for .* cuda:0"):
+        plan(a, b)
 
 
 def test_the_stream_is_the_one_that_is_current_or_given(

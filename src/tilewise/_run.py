@@ -44,10 +44,9 @@ def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
     p, q, target, handle, blocks = there
     _check_planned(plan, p, q)
     planned_out = plan.asked.out
-    if plan.asked.a.where == "memory" or (target is not None) != (planned_out is not None):
+    if (target is not None) != (planned_out is not None):
         raise OptionError(
-            "this plan is for host operands, or differs in whether out= is given; make a plan with "
-            "the same arguments"
+            "this plan differs in whether out= is given; make a plan with the same arguments"
         )
     if target is not None and planned_out is not None and target.strides != planned_out.strides:
         raise ShapeError(
@@ -134,6 +133,13 @@ def run_on_device(
 
 def _check_planned(plan: Plan, x: Any, y: Any) -> None:
     for name, given, planned in (("a", x, plan.asked.a), ("b", y, plan.asked.b)):
+        is_on_host = isinstance(given, np.ndarray)
+        if is_on_host != (planned.where == "memory"):
+            there = "host memory" if planned.where == "memory" else planned.where
+            raise OptionError(
+                f"{describe(name, given)} is in {'host' if is_on_host else 'device'} memory, and "
+                f"this plan is for operands in {there}; make a plan with the same arguments"
+            )
         if (
             given.shape != planned.shape
             or given.dtype != planned.dtype

@@ -23,6 +23,7 @@ import zarr
 import tilewise as tw
 from tests.outofcore.fake_device import FakeCuda
 from tests.outofcore.fake_gpus import fake_gpus
+from tests.outofcore.results import load
 from tests.support import no_more_threads_than, small_integers, thread_count
 from tilewise import _devices, _streamed
 from tilewise._memory import parse_budget
@@ -72,15 +73,6 @@ def squares(folder: Path, rng: Any) -> Path:
 def save(name: str, x: Any) -> str:
     np.save(name, x)
     return f"{name}:{x.dtype.name}" if x.dtype.isbuiltin == 2 else name
-
-
-def load(name: str) -> Any:
-    if name.endswith(".npy"):
-        return np.load(name)
-    if name.endswith(".zarr"):
-        return zarr.open_array(name, mode="r")[...]
-    with h5py.File(name) as file:
-        return file["c"][...]
 
 
 def on_gpu(a: Any, b: Any, out: Any = "c.npy", **options: Any) -> Any:
@@ -384,7 +376,7 @@ class Killed:
         """Return which tiles are, after comparing what stands in their places."""
         if not Path(f"{self.out}.part").exists():
             return set()
-        part, tiles, done = load_part(self.out), dict(tiles_of()), finished(self.out)
+        part, tiles, done = load(f"{self.out}.part"), dict(tiles_of()), finished(self.out)
         for tile in done:
             assert (part[tiles[tile]] == expected()[tiles[tile]]).all()
         return done
@@ -421,15 +413,6 @@ def test_killed_at_twenty_random_moments(squares: Path, out: str, rng: Any) -> N
         assert before <= done, "what was finished stays"
     assert killed.run(0) == 0
     assert load(out).tobytes() == expected().tobytes()
-
-
-def load_part(out: str) -> Any:
-    if out.endswith(".npy"):
-        return np.lib.format.open_memmap(f"{out}.part", mode="r")
-    if out.endswith(".zarr"):
-        return zarr.open_array(f"{out}.part", mode="r")[:]
-    with h5py.File(f"{out}.part") as file:
-        return file["c"][:]
 
 
 def tiles_of() -> Any:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tilewise.errors import FileError
-from tilewise.outofcore.files import open_matrix
 from tilewise.outofcore.pipeline import multiply_files
 
 from ..support import small_integers
+from .results import load
 
 MEMORY = "120KiB"
 
@@ -40,11 +40,6 @@ class Disk:
             return call(*given, **options)
 
         return counted
-
-
-def load(path: Path) -> Any:
-    with open_matrix(path, "c") as x:
-        return x.read((slice(0, 64), slice(0, 150)), np.empty(x.nbytes, "u1")).copy()
 
 
 def error_of(work: Callable[[], object]) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewise.outofcore.files import open_matrix
 from tilewise.outofcore.pipeline import Progress, multiply_files
 
 from ..support import small_integers
+from .results import load
 
 MEMORY = "240KiB"
 
@@ -72,11 +72,6 @@ def lay_out(tree: Tree, folder: Path) -> None:
             lay_out(what, folder / name)
         else:
             (folder / name).write_bytes(what)
-
-
-def load(path: Path) -> Any:
-    with open_matrix(path, "c") as x:
-        return x.read(tuple(map(slice, (0,) * len(x.shape), x.shape)), np.empty(x.nbytes, "u1"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux what is synced")

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewise as tw
+from tests.outofcore.results import load
 from tests.support import small_integers
 from tilewise._memory import format_bytes, parse_budget
 from tilewise.cli import main
@@ -78,15 +79,6 @@ def save(kind: str, name: str, array: Any, chunks: Any = None) -> str:
                 "group/x", data=array, chunks=chunks or True, compression="gzip", shuffle=True
             )
     return f"{name}.h5:/group/x"
-
-
-def load(path: str) -> Any:
-    if path.endswith(".npy"):
-        return np.load(path)
-    if path.endswith(".h5"):
-        with h5py.File(path) as file:
-            return file["c"][...]
-    return zarr.open_array(path, mode="r")[...]
 
 
 @pytest.mark.parametrize("out", ["c.npy", "c.zarr", "c.h5"])

@@ -176,7 +176,7 @@ def _run(plan: Plan, a: Matrix, b: Matrix, target: Target, report: Report) -> No
                 try:
                     target.discard()
                     journal.remove()
-                except (OSError, FileError) as left:
+                except OSError as left:
                     error.add_note(f"and what was begun stays: {left}")
             raise error from error.__cause__
         try:

@@ -340,7 +340,7 @@ def plan_onto(
     target = Target.of(out, verify)
     for x in (a, b):
         target.check_apart(x)
-    before = recorded(target.journal_path)
+    before = recorded(target.journal_path) if target.is_begun else {}
     if memory is None:
         memory = before.get("budget_bytes")
     begun_on = before.get("device") if devices is None else None

@@ -187,7 +187,7 @@ class ZarrOutput(StoreOutput):
             raise FileError(f"{self._name} cannot be completed: {error}") from error
         with suppress(OSError):  # it is whole and has its name, which a crash may take again
             sync_path(self.final.parent)
-        shutil.rmtree(self.final / _REPLACED, ignore_errors=True)  # as Zarr does, if it stays
+        shutil.rmtree(self.final / _REPLACED, ignore_errors=True)  # it does no harm
 
     def _files(self, box: Box) -> Iterator[Path]:
         """Yield the files of the chunks that a box is in."""

@@ -346,7 +346,9 @@ def test_the_same_call_gives_the_same_verdict(rng: np.random.Generator, sums_onl
     assert check(a, b, c) == check(a, b, c)
     assert check(a, b, c, seed=1) == check(a, b, c, seed=1)
     right = a @ b
-    assert check(a, b, right, seed=1).ratio != check(a, b, right, seed=2).ratio
+    # Which elements are recomputed is the seed's choice; the worst of all is often among them.
+    found = [check(a, b, right, seed=seed) for seed in range(8)]
+    assert len({(x.ratio, x.recomputed) for x in found}) > 1
 
 
 def test_the_operands_are_left_as_they_are(rng: np.random.Generator, way: str) -> None:

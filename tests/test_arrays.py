@@ -135,9 +135,10 @@ def test_an_array_on_a_device_of_another_kind_needs_no_shape_to_be_refused() -> 
 
 
 def test_device_arrays_are_refused_by_name() -> None:
-    with pytest.raises(DeviceError, match="a is in host memory, b is on cuda:0.*one place"):
-        tw.matmul(np.ones((2, 2)), Tensor(np.ones((2, 2)), device=(2, 0)))
     there = Tensor(np.ones((2, 2)), device=(2, 0))
+    other = Tensor(np.ones((2, 2)), device=(2, 1))
+    with pytest.raises(DeviceError, match="a is on cuda:0, b is on cuda:1.*different GPUs"):
+        tw.matmul(there, other)
     with pytest.raises(DeviceError, match="c is in host memory; operands and c must"):
         tw.gemm(there, there, np.ones((2, 2)))
 

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _arrays, _cpu, _repeat
-from ._devices import device_names, gpu_for, machine_for
+from ._devices import device_names, gpu_for, machine_beside, machine_for
 from ._operand import Operand
 from ._plan import Plan, make_plan
 from ._request import Request, array_key, layout, request
-from ._run import run_on_device, run_on_host
+from ._run import run_across, run_on_device, run_on_host
 from .errors import BudgetError, DTypeError, OptionError, ShapeError, TilewiseError
 from .numerics import dtypes
 
@@ -155,7 +155,7 @@ def gemm(
     ShapeError, DTypeError, OptionError
         Before any work; c is untouched.
     """
-    there = _arrays.on_device(a, b, c, stream, "c")
+    there = _arrays.on_device(a, b, c, stream, updates=True)
     if there is None:
         x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
         made = _planned(x, y, _arrays.adopt(c, "c"), _Options(precision=precision), updates=True)
@@ -164,7 +164,7 @@ def gemm(
         return c
     from . import _gpu
 
-    p, q, r, handle, blocks = there
+    p, q, r, index, handle, blocks, _ = there
     if r is None:
         raise DTypeError("c is None; pass the array that the product is added to")
     made = _planned(p, q, r, _Options(precision=precision), updates=True)
@@ -177,7 +177,7 @@ def gemm(
     if blocks:
         from .runtime import streams
 
-        streams.synchronize(handle, r.index)
+        streams.synchronize(handle, index)
     return c
 
 
@@ -222,18 +222,17 @@ def plan(
         )
     if _arrays.is_group(a) or _arrays.is_group(b):
         raise OptionError("a plan is for one product; plan each pair of a group")
-    there = _arrays.on_device(a, b, out, stream)
+    there = _arrays.on_device(a, b, out, stream, take=_described)
     if there is None:
         x, y = _described(a, "a"), _described(b, "b")
         target = None if out is None else _described(out, "out")
     else:
         x, y, target, *_ = there
     made = _planned(x, y, target, _Options(dtype, precision, memory, devices, verify))
-    if there is None and out is not None:
-        if type(target) is Operand:
-            _arrays.check_out(target, made.shape, made.dtype, "out", True)
-        else:
-            _arrays.adopt_out(out, made.shape, made.dtype, "out")
+    if type(target) is Operand:
+        _arrays.check_out(target, made.shape, made.dtype, "out", True)
+    elif type(target) is np.ndarray:
+        _arrays.adopt_out(out, made.shape, made.dtype, "out")
     return made
 
 
@@ -254,8 +253,7 @@ class _Product(NamedTuple):
     plan: Plan
     given: tuple[Any, Any, Any]  #: a, b and out, as the caller has them
     seen: tuple[Any, Any, Any]  #: the same as arrays in host or device memory
-    stream: int | None  #: None in host memory
-    blocks: bool = False
+    there: _arrays.OnDevice | None = None  #: if one of them is in device memory
 
     @classmethod
     def of(cls, a: Any, b: Any, out: Any, stream: Any, options: _Options) -> _Product:
@@ -263,9 +261,8 @@ class _Product(NamedTuple):
         if there is None:
             x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
             target = None if out is None else _arrays.adopt(out, "out")
-            return cls(_planned(x, y, target, options), (a, b, out), (x, y, target), None)
-        p, q, r, handle, blocks = there
-        return cls(_planned(p, q, r, options), (a, b, out), (p, q, r), handle, blocks)
+            return cls(_planned(x, y, target, options), (a, b, out), (x, y, target))
+        return cls(_planned(*there[:3], options), (a, b, out), there[:3], there)
 
     @property
     def result_bytes(self) -> int:
@@ -274,23 +271,31 @@ class _Product(NamedTuple):
         held = math.prod(made.shape) * made.dtype.itemsize
         return held if made.asked.out is None else 0
 
+    @property
+    def place(self) -> str:
+        """Where the result is held."""
+        is_on_host = self.there is None or self.there.is_mixed
+        return "memory" if is_on_host else self.plan.a.where
+
     def replanned(self, options: _Options) -> _Product:
         return self._replace(plan=_planned(*self.seen, options))
 
     def check_out(self) -> None:
         """Raise unless ``out`` can take the result."""
         out, target, made = self.given[2], self.seen[2], self.plan
-        if out is not None and self.stream is None:
+        if type(target) is np.ndarray:
             _arrays.adopt_out(out, made.shape, made.dtype, "out")
         elif out is not None:
             _arrays.check_out(target, made.shape, made.dtype, "out", not target.is_readonly)
 
     def run(self, asked: Hashable = None) -> Any:
-        (a, b, out), (x, y, target) = self.given, self.seen
-        if self.stream is None:
+        (a, b, out), (x, y, target), there = self.given, self.seen, self.there
+        if there is None:
             return run_on_host(self.plan, x, y, out, a, b, any(self.plan.asked.overlaps))
+        if there.is_mixed:
+            return run_across(self.plan, there, out, a, b)
         return run_on_device(
-            self.plan, x, y, out, target, a, b, self.stream, asked, blocks=self.blocks
+            self.plan, x, y, out, target, a, b, there.stream, asked, blocks=there.blocks
         )
 
 
@@ -360,9 +365,9 @@ def _group(a: Any, b: Any, out: Any, stream: Any, options: _Options) -> list[Cal
     # Pairs are computed one after the other, and their results are there all the while.
     held = Counter[str]()
     for product in group:
-        held[product.plan.a.where] += product.result_bytes
+        held[product.place] += product.result_bytes
     for number, product in enumerate(group):
-        others = held[product.plan.a.where] - product.result_bytes
+        others = held[product.place] - product.result_bytes
         with _naming(number):
             runs[number] = product.replanned(options._replace(taken_bytes=others)).run
     return runs
@@ -382,8 +387,13 @@ def _planned(x: Any, y: Any, out: Any, options: _Options, *, updates: bool = Fal
     """Return the plan for adopted operands, made once for each request."""
     dtype, precision, memory, devices, verify, taken_bytes = options
     names = None if devices is None else device_names(devices)
-    is_on_gpu = type(x) is not np.ndarray and hasattr(x, "owner")
-    machine = None if is_on_gpu or updates else machine_for(x, y, names, memory)
+    gpus = [z.where for z in (x, y, out) if hasattr(z, "owner")]
+    is_mixed = bool(gpus) and len(gpus) < 3 - (out is None)
+    machine = None
+    if is_mixed:
+        machine = machine_beside(gpus[0], names, memory)
+    elif not (gpus or updates):
+        machine = machine_for(x, y, names, memory)
     place, overlaps = None, (False, False)
     if out is not None:
         # Where the result goes matters to what writes it there: how it lies, and beside what.
@@ -399,7 +409,8 @@ def _planned(x: Any, y: Any, out: Any, options: _Options, *, updates: bool = Fal
         verify=verify,
         updates=updates,
         overlaps=overlaps,
-        whole_bytes=_whole_bytes(x, memory) if is_on_gpu else None,
+        is_mixed=is_mixed,
+        whole_bytes=_whole_bytes(x, memory) if gpus and not is_mixed else None,
         taken_bytes=taken_bytes,
     )
     return _cached_plan(asked, machine)
@@ -407,11 +418,14 @@ def _planned(x: Any, y: Any, out: Any, options: _Options, *, updates: bool = Fal
 
 def _place(out: Any, x: Any, y: Any) -> tuple[Operand, tuple[bool, bool]]:
     """Describe where a result goes, and say whether it shares memory with each operand."""
-    if type(out) is not np.ndarray and hasattr(out, "owner"):
-        return layout(out), (out.overlaps(x), out.overlaps(y))
-    if not (type(out) is type(x) is type(y) is np.ndarray):
-        return layout(out), (False, False)
-    return layout(out), (_arrays.overlap(out, x), _arrays.overlap(out, y))
+    return layout(out), (_overlap(out, x), _overlap(out, y))
+
+
+def _overlap(out: Any, x: Any) -> bool:
+    if type(out) is type(x) is np.ndarray:
+        return _arrays.overlap(out, x)
+    is_on_device = hasattr(out, "owner") and hasattr(x, "owner")
+    return is_on_device and out.overlaps(x)
 
 
 def _whole_bytes(x: Any, memory: Any) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
@@ -227,48 +227,87 @@ def common_library(*operands: Any) -> ModuleType | None:
 
 
 class OnDevice(NamedTuple):
-    """Arrays as they are in device memory, complete for what follows on the stream to work on.
+    """Arrays of which some or all are in the memory of one GPU; the others are NumPy arrays.
 
-    ``blocks`` says that a product has to be done before it is handed over: a library of the arrays
-    works on a stream that is not known, and would read the result, or write to operands, too soon.
+    What is there is complete for what follows on the stream. ``blocks`` says that a product has to
+    be done before it is handed over: a library of the arrays works on a stream that is not known,
+    and would read the result, or write to operands, too soon.
     """
 
-    a: DeviceArray
-    b: DeviceArray
-    out: DeviceArray | None
+    a: Any
+    b: Any
+    out: Any
+    gpu: int
     stream: int
     blocks: bool
+    is_mixed: bool  #: whether one of them is in host memory
 
 
-def on_device(a: Any, b: Any, out: Any, stream: Any, out_name: str = "out") -> OnDevice | None:
-    """Return the arrays as they are in device memory; None stands for arrays in host memory.
+def on_device(
+    a: Any,
+    b: Any,
+    out: Any,
+    stream: Any,
+    *,
+    take: Callable[[Any, str], Any] = adopt,
+    updates: bool = False,
+) -> OnDevice | None:
+    """Return arrays of which one at least is in device memory; None stands for host memory.
 
     The stream is the one given, or the one that their library works on now (torch, CuPy), or CUDA's
     default stream.
+
+    Parameters
+    ----------
+    a, b, out : array_like
+    stream : object or None
+    take : callable
+        Makes what it should be of an array in host memory, given its name too.
+    updates : bool
+        Whether out, which is ``c`` then, is read too, and has to be where the operands are.
 
     Raises
     ------
     DTypeError, OptionError, DeviceError
         Naming the operand. A stream beside arrays in host memory is refused.
     """
-    index = _device_of(a, b, out, out_name)
-    if index is None:
+    out_name = "c" if updates else "out"
+    places = _places_of(a, b, out, out_name)
+    there = {place for place in places.values() if place is not None}
+    if not there:
         if stream is not None:
             raise no_stream(stream)
         return None
+    is_mixed = None in places.values()
+    if len(there) > 1 or (is_mixed and updates):
+        said = ", ".join(
+            f"{name} is in host memory" if index is None else f"{name} is on cuda:{index}"
+            for name, index in places.items()
+        )
+        needed = "be in one place" if updates else "not be on different GPUs"
+        raise DeviceError(f"{said}; operands and {out_name} must {needed}: copy one of them there")
     from .runtime import driver, streams
 
     driver.require()
-    library = common_library(a, b)
+    (index,) = there
+    given = (("a", a), ("b", b), (out_name, out))
+    operands = [x for name, x in given[:2] if places[name] is not None]
+    library = common_library(*(operands or [out]))
     known = None if library is None else known_library(library.__name__)
     if stream is None and known is not None:
         handle = known.stream(index) or streams.DEFAULT
     else:
         handle = streams.handle_of(stream, index)
-    x, y = _adopt_device(a, "a", handle), _adopt_device(b, "b", handle)
-    target = None if out is None else _adopt_device(out, out_name, handle, True)
+    seen = {
+        name: take(x, name)
+        if places[name] is None
+        else _adopt_device(x, name, handle, name == out_name)
+        for name, x in given
+        if name in places
+    }
     is_apart = out is not None and library_name(out) != library_name(a)
-    return OnDevice(x, y, target, handle, stream is None and (known is None or is_apart))
+    blocks = is_mixed or (stream is None and (known is None or is_apart))
+    return OnDevice(seen["a"], seen["b"], seen.get(out_name), index, handle, blocks, is_mixed)
 
 
 def empty_like(
@@ -422,27 +461,12 @@ class _Addresses:
         }
 
 
-def _device_of(a: Any, b: Any, out: Any, out_name: str) -> int | None:
-    """Return the GPU whose memory the arrays are in, or None for host memory.
-
-    Raises
-    ------
-    DeviceError
-        If they are not all in one place.
-    """
+def _places_of(a: Any, b: Any, out: Any, out_name: str) -> dict[str, int | None]:
+    """Return the GPU whose memory each of the arrays is in, or None for host memory."""
     if are_plain(a, b, out):
-        return None
+        return {}
     named = (("a", a), ("b", b), (out_name, out))
-    places = {name: _place(x, name) for name, x in named if x is not None}
-    if len(set(places.values())) > 1:
-        said = ", ".join(
-            f"{name} is in host memory" if index is None else f"{name} is on cuda:{index}"
-            for name, index in places.items()
-        )
-        raise DeviceError(
-            f"{said}; operands and {out_name} must be in one place: copy one of them there"
-        )
-    return next(iter(places.values()), None)  # None of two operands is left to `adopt`
+    return {name: _place(x, name) for name, x in named if x is not None or name != out_name}
 
 
 def _adopt_device(x: Any, name: str, stream: int, is_out: bool = False) -> DeviceArray:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._streamed import Machine
     from .runtime.device import DeviceFacts
 
-__all__ = ["device_names", "gpu_for", "machine_for"]
+__all__ = ["device_names", "gpu_for", "machine_beside", "machine_for"]
 
 #: Multiplications below which host operands stay on the CPU unless a GPU is asked for: to look for
 #: one, and to start it, takes longer than they do.
@@ -86,9 +86,7 @@ def machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> M
         work = max(math.prod(x.shape) * n[0], m[0] * math.prod(y.shape))
         if work < _OFFERED_WORK or getattr(x, "where", "memory") != "memory":
             return None
-    from ._streamed import Machine
     from .runtime import device, driver
-    from .runtime.memory import kept_bytes
 
     if names is None and not driver.is_usable():
         return None
@@ -103,7 +101,28 @@ def machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> M
             found.append(device.index_of(name))
         except DeviceError as error:
             raise DeviceError(f"device {name!r} was asked for, and {error}") from None
-    gpus = tuple(device.facts(index) for index in found)
+    is_gram = (
+        type(x) is type(y) is np.ndarray
+        and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
+    )
+    gpus = tuple(map(device.facts, found))
+    return _machine(gpus, memory, is_gram=is_gram, is_offer=names is None)
+
+
+def machine_beside(where: str, names: tuple[str, ...] | None, memory: Any) -> Machine:
+    """Return what multiplies arrays of which some are on the GPU ``where``: that one."""
+    gpu = gpu_for(where, names)
+    assert gpu is not None
+    return _machine((gpu,), memory)
+
+
+def _machine(
+    gpus: tuple[DeviceFacts, ...], memory: Any, *, is_gram: bool = False, is_offer: bool = False
+) -> Machine:
+    from ._streamed import Machine
+    from .runtime import device
+    from .runtime.memory import kept_bytes
+
     free = tuple(device.free_bytes(gpu.index) + kept_bytes(gpu.index) for gpu in gpus)
     return Machine(
         gpus=gpus,
@@ -113,9 +132,8 @@ def machine_for(x: Any, y: Any, names: tuple[str, ...] | None, memory: Any) -> M
         ),
         free_bytes=free,
         cores=_cores(),
-        is_gram=type(x) is type(y) is np.ndarray
-        and x.__array_interface__["data"][0] == y.__array_interface__["data"][0],
-        is_offer=names is None,
+        is_gram=is_gram,
+        is_offer=is_offer,
     )
 
 

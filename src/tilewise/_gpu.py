@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import _recipe
 from ._arrays import check_out
@@ -22,7 +21,7 @@ from ._operand import Operand, c_strides
 from .kernels import find
 from .numerics import bounds
 from .runtime import memory, streams
-from .runtime.arrays import COPY_ALIGNMENT, DeviceArray, copied, to_device, to_host
+from .runtime.arrays import COPY_ALIGNMENT, AnyArray, DeviceArray, apart, copied, to_device, to_host
 from .runtime.device import DeviceFacts, facts
 from .runtime.launch import Launch
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from ._plan import Plan
     from ._recipe import Recipe
 
-__all__ = ["OnGpu", "Prepared", "launch", "multiply", "plan_gpu", "prepared"]
+__all__ = ["OnGpu", "Prepared", "copied_bytes", "launch", "multiply", "plan_gpu", "prepared"]
 
 #: Alpha and beta of a plain product, and their imaginary parts; whole, so that integers take them.
 _PLAIN = (1, 0, 0, 0)
@@ -42,20 +41,27 @@ class OnGpu:
 
     recipe: Recipe
 
-    def multiply(
-        self, plan: Plan, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None
-    ) -> Any:
-        """Return the product of host arrays: copied in, multiplied, copied out."""
+    def multiply(self, plan: Plan, a: AnyArray, b: AnyArray, out: AnyArray | None) -> Any:
+        """Return the product of arrays; those in host memory are copied in, or out. Blocks."""
         index = int(plan.device.partition(":")[2])
         stream = streams.DEFAULT
         nbytes = math.prod(plan.shape) * plan.dtype.itemsize
         with ExitStack() as held:
-            x = held.enter_context(to_device(a, index, stream))
-            y = held.enter_context(to_device(b, index, stream))
+            x, y = (
+                apart(z, out, held)
+                if isinstance(z, DeviceArray)
+                else held.enter_context(to_device(z, index, stream))
+                for z in (a, b)
+            )
+            put = prepared(self.recipe, index)
+            if isinstance(out, DeviceArray):
+                put((x.pointer, y.pointer, out.pointer), stream)
+                streams.synchronize(stream, index)
+                return out
             room = held.enter_context(memory.allocate(nbytes, index, stream, "the result"))
             strides = c_strides(plan.shape, plan.dtype.itemsize)
             c = DeviceArray(room.pointer, plan.shape, strides, plan.dtype, index, False, room)
-            prepared(self.recipe, index)((x.pointer, y.pointer, c.pointer), stream)
+            put((x.pointer, y.pointer, c.pointer), stream)
             result = to_host(c, stream)
         if out is None:
             return result if plan.shape else result[()]
@@ -72,16 +78,13 @@ class OnGpu:
 def plan_gpu(plan: Plan, gpu: DeviceFacts, memory_bytes: int | None) -> Plan:
     """Complete a plan by how one GPU carries it out, within so many bytes of its memory; pure."""
     asked, out = plan.asked, plan.asked.out
-    held = 0
+    held = copied_bytes(plan)
     operands = []
     for x, dtype in zip((plan.a, plan.b), plan.dtypes, strict=True):
         if x.where == "memory":
             x = x.copied(dtype)
             held += x.stored_bytes
         operands.append(x)
-    for x, is_copied in zip(operands, asked.overlaps, strict=True):
-        if is_copied and x.where != "memory":
-            held += x.span_bytes + COPY_ALIGNMENT
     if out is not None and out.where != "memory":
         check_out(out, plan.shape, plan.dtype, "c" if asked.updates else "out", True)
     else:
@@ -132,6 +135,15 @@ def plan_gpu(plan: Plan, gpu: DeviceFacts, memory_bytes: int | None) -> Plan:
         held_bytes=held + made.workspace_bytes,
         bits=plan.bits if plan.compute_dtype.kind in "biu" else bits,
         why=tuple(why),
+    )
+
+
+def copied_bytes(plan: Plan) -> int:
+    """Return what copies take of operands in device memory that the result is written over."""
+    return sum(
+        x.span_bytes + COPY_ALIGNMENT
+        for x, is_copied in zip((plan.a, plan.b), plan.asked.overlaps, strict=True)
+        if is_copied and x.is_on_gpu
     )
 
 

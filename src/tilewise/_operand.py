@@ -116,6 +116,25 @@ class Operand(NamedTuple):
             return self._replace(shape=(1, *self.shape), strides=(0, *self.strides))
         return self._replace(shape=(*self.shape, 1), strides=(*self.strides, 0))
 
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.where.startswith("cuda")
+
+    @property
+    def row_step(self) -> int | None:
+        """The step from row to row of a stack whose matrices follow each other as one does."""
+        axes = [
+            axis for axis in zip(self.shape[:-1], self.strides[:-1], strict=True) if axis[0] != 1
+        ]
+        if not axes:
+            return self.strides[-2]
+        row_step = step = axes[-1][1]
+        for size, stride in reversed(axes):
+            if stride != step or step == 0:
+                return None
+            step *= size
+        return row_step
+
     def as_result(self, a: Operand, b: Operand, batch: tuple[int, ...]) -> Operand:
         """Return the place of a product as the stack of matrices that is written there."""
         strides = list(self.strides)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import _memory
 from ._cpu import OnCpu, plan_cpu
@@ -52,10 +51,11 @@ PRECISIONS = (None, "ieee", "tf32", "fp64-int8")
 class How(Hashable, Protocol):
     """How a product is carried out: `OnCpu`, `OnGpu`, `Streams` and `OnFiles` say it in full."""
 
-    def multiply(
-        self, plan: Plan, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None
-    ) -> Any:
-        """Return the product of host arrays, in ``out`` if there is one, which overlaps neither."""
+    def multiply(self, plan: Plan, a: Any, b: Any, out: Any) -> Any:
+        """Return the product of host arrays, in ``out`` if there is one, which overlaps neither.
+
+        Of `OnGpu` and `Streams`, some may be in device memory, complete, and ``out`` there too.
+        """
 
     def lines(self, plan: Plan) -> list[str]:
         """Return what print(plan) says of it."""
@@ -254,8 +254,8 @@ def make_plan(
             f"verify=True checks types up to float64 and complex128, and {a.name or 'a'} @ "
             f"{b.name or 'b'} is summed in {compute}; leave it out, or convert the operands"
         )
-    is_on_host = asked.out is not None and asked.out.where == "memory"
-    if is_on_host and not asked.updates and (verify or any(asked.overlaps)):
+    goes_to_host = asked.out is not None and asked.out.where == "memory"
+    if goes_to_host and not asked.updates and (verify or any(asked.overlaps)):
         # A wrong result must not replace what is there, nor an operand change while it is read: out
         # gets a copy of the result.
         asked = asked._replace(out=None)
@@ -301,7 +301,8 @@ def make_plan(
         plan = replace(plan, why=(*plan.why, less))
     if verify:
         plan = _with_check(plan, held_bytes, is_streamed)
-    needed = max(plan.held_bytes, plan.verify_bytes + held_bytes * (a.where == "memory"))
+    is_on_host = gpu is None or machine is not None
+    needed = max(plan.held_bytes, plan.verify_bytes + held_bytes * is_on_host)
     if budget is not None and needed > budget:
         raise _memory.over_budget(
             f"{shape} {result}",
@@ -321,13 +322,12 @@ def _with_check(plan: Plan, result_bytes: int, is_streamed: bool) -> Plan:
     a, b = plan.a, plan.b
     sizes, dtypes = (plan.m, plan.n, plan.k), (*plan.dtypes, plan.dtype)
     taken = Room.of(sizes, plan.batch, dtypes, plan.bound).nbytes
-    held = plan.held_bytes
+    held, out = plan.held_bytes, plan.asked.out
+    taken += sum(x.span_bytes for x in (a, b, out) if x is not None and x.is_on_gpu)  # of copies
     if plan.device == "cpu":
         held = max(held, result_bytes + taken)
-    elif a.where != "memory":  # it checks copies
-        out = plan.asked.out
-        c_bytes = math.prod(plan.shape) * plan.dtype.itemsize if out is None else out.span_bytes
-        taken += a.span_bytes + b.span_bytes + c_bytes
+    elif plan.asked.out is None and a.is_on_gpu and b.is_on_gpu and not plan.asked.is_mixed:
+        taken += math.prod(plan.shape) * plan.dtype.itemsize
     elif is_streamed:
         held += taken
     return replace(plan, verify_bytes=taken, held_bytes=held)

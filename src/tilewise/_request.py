@@ -35,6 +35,7 @@ class Request(NamedTuple):
     verify: bool = False
     updates: bool = False  #: whether it is scaled and added to what is there, as `gemm` does
     overlaps: tuple[bool, bool] = (False, False)  #: whether out shares memory with a, with b
+    is_mixed: bool = False  #: whether some of a, b and out are on a GPU, and others in host memory
 
 
 def request(
@@ -49,6 +50,7 @@ def request(
     verify: Any = False,
     updates: bool = False,
     overlaps: tuple[bool, bool] = (False, False),
+    is_mixed: bool = False,
     whole_bytes: int | None = None,
     taken_bytes: int = 0,
 ) -> Request:
@@ -85,6 +87,7 @@ def request(
         verify if type(verify) is bool else _switch(verify, "verify"),
         updates,
         overlaps,
+        is_mixed,
     )
 
 

@@ -17,13 +17,19 @@ from ._request import IN_HOST_MEMORY, layout
 from .errors import BudgetError, CheckError, OptionError, ShapeError, describe
 
 if TYPE_CHECKING:
+    from ._arrays import OnDevice
     from ._plan import Plan
-    from .runtime.arrays import DeviceArray
+    from .runtime.arrays import AnyArray, DeviceArray
 
-__all__ = ["run", "run_on_device", "run_on_host"]
+__all__ = ["run", "run_across", "run_on_device", "run_on_host"]
 
 #: A product that holds less than this is not held against the free memory: asking costs more.
 _CHECKED_BYTES = 256 << 20
+
+_ELSEWHERE = (
+    "this plan differs in whether out= is given, or in where it is; make a plan with the same "
+    "arguments"
+)
 
 
 def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
@@ -41,31 +47,30 @@ def run(plan: Plan, a: Any, b: Any, out: Any, stream: Any) -> Any:
         x, y = _arrays.adopt(a, "a"), _arrays.adopt(b, "b")
         _check_planned(plan, x, y)
         return run_on_host(plan, x, y, out, a, b)
-    p, q, target, handle, blocks = there
-    _check_planned(plan, p, q)
+    p, q, target, _, handle, blocks, is_mixed = there
+    _check_planned(plan, p, q, there)
     planned_out = plan.asked.out
-    if (target is not None) != (planned_out is not None):
-        raise OptionError(
-            "this plan differs in whether out= is given; make a plan with the same arguments"
-        )
-    if target is not None and planned_out is not None and target.strides != planned_out.strides:
+    is_there = planned_out is not None and planned_out.is_on_gpu
+    if is_there and planned_out is not None and target.strides != planned_out.strides:
         raise ShapeError(
             f"{describe('out', target)} is not what this plan is for: strides "
             f"{planned_out.strides}; make a plan for it"
         )
+    if is_mixed:
+        return run_across(plan, there, out, a, b)
     return run_on_device(plan, p, q, out, target, a, b, handle, asked=plan.how, blocks=blocks)
 
 
 def run_on_host(
     plan: Plan,
-    x: NDArray[Any],
-    y: NDArray[Any],
+    x: AnyArray,
+    y: AnyArray,
     out: Any,
     a: Any,
     b: Any,
     overlaps: bool | None = None,
 ) -> Any:
-    """Run a plan on the host arrays ``x`` and ``y`` that the operands ``a`` and ``b`` became.
+    """Run a plan, whose result is on the host, on arrays that the operands ``a`` and ``b`` became.
 
     ``overlaps`` says whether ``out`` shares memory with one of them, if that is known.
     """
@@ -73,7 +78,8 @@ def run_on_host(
     # A wrong result must not replace what is there, nor an operand change while it is read.
     is_apart = target is None or plan.verify
     if not is_apart and target is not None:
-        is_apart = _arrays.overlap(target, x, y) if overlaps is None else overlaps
+        near = [z for z in (x, y) if isinstance(z, np.ndarray)]
+        is_apart = _arrays.overlap(target, *near) if overlaps is None else overlaps
     if is_apart or plan.asked.memory_bytes is not None:
         _check_room(plan, target, is_apart)
     if target is not None and not is_apart:
@@ -85,7 +91,28 @@ def run_on_host(
     if target is not None:
         np.copyto(target, result)
         return out
-    return result if a is x and b is y else _arrays.give_back(result, a, b)
+    if a is x and b is y:
+        return result
+    return _arrays.give_back(result, *(z for z, w in ((a, x), (b, y)) if isinstance(w, np.ndarray)))
+
+
+def run_across(plan: Plan, there: OnDevice, out: Any, a: Any, b: Any) -> Any:
+    """Run a plan for arrays of which some are in host memory; blocks until done."""
+    from .runtime import streams
+
+    streams.synchronize(there.stream, there.gpu)  # what is on the device is complete then
+    x, y, target = there.a, there.b, there.out
+    if target is None or isinstance(target, np.ndarray):
+        return run_on_host(plan, x, y, out, a, b)
+    _arrays.check_out(target, plan.shape, plan.dtype, "out", not target.is_readonly)
+    _check_copies(plan, x, y, target)
+    if not plan.verify:
+        plan.how.multiply(plan, x, y, target)
+        return out
+    a_host, b_host = _on_host(x), _on_host(y)  # before out, which may overlap them
+    plan.how.multiply(plan, x, y, target)
+    _verify(plan, a_host, b_host, target)
+    return out
 
 
 def run_on_device(
@@ -131,7 +158,18 @@ def run_on_device(
     return result
 
 
-def _check_planned(plan: Plan, x: Any, y: Any) -> None:
+def _on_host(x: Any) -> Any:
+    """Return an array in host memory, or a copy there of one in device memory that is complete."""
+    if isinstance(x, np.ndarray) or not hasattr(x, "owner"):
+        return np.asarray(x)
+    from .runtime import streams
+    from .runtime.arrays import to_host
+
+    return to_host(x, streams.DEFAULT)
+
+
+def _check_planned(plan: Plan, x: Any, y: Any, seen: OnDevice | None = None) -> None:
+    """Raise unless operands, and where they and the result are, are those of the plan."""
     for name, given, planned in (("a", x, plan.asked.a), ("b", y, plan.asked.b)):
         is_on_host = isinstance(given, np.ndarray)
         if is_on_host != (planned.where == "memory"):
@@ -149,6 +187,10 @@ def _check_planned(plan: Plan, x: Any, y: Any) -> None:
                 f"{describe(name, given)} is not what this plan is for: shape {planned.shape}, "
                 f"dtype {planned.dtype}, strides {planned.strides}; make a plan for it"
             )
+    if seen is not None:
+        _check_place(plan, seen)
+    elif plan.asked.is_mixed:
+        raise OptionError(_ELSEWHERE)
 
 
 def _check_room(plan: Plan, target: NDArray[Any] | None, is_apart: bool) -> None:
@@ -189,7 +231,23 @@ def _check_room(plan: Plan, target: NDArray[Any] | None, is_apart: bool) -> None
         )
 
 
-def _check_copies(plan: Plan, x: DeviceArray, y: DeviceArray, target: DeviceArray) -> None:
+def _check_place(plan: Plan, there: OnDevice) -> None:
+    """Raise OptionError if the result is not asked for where the plan has it."""
+    planned, target = plan.asked.out, there.out
+    is_there = target is not None and not isinstance(target, np.ndarray)
+    if (
+        plan.asked.is_mixed != there.is_mixed
+        or (planned is not None and planned.is_on_gpu) != is_there
+    ):
+        raise OptionError(_ELSEWHERE)
+    if there.is_mixed and plan.device != f"cuda:{there.gpu}":
+        raise OptionError(
+            f"an array is on cuda:{there.gpu}, and this plan is for {plan.device}; make a plan "
+            "with the same arguments"
+        )
+
+
+def _check_copies(plan: Plan, x: AnyArray, y: AnyArray, target: DeviceArray) -> None:
     """Raise BudgetError if the budget has no room for copies of what ``out`` overlaps."""
     budget = plan.asked.memory_bytes
     if budget is None:
@@ -197,22 +255,23 @@ def _check_copies(plan: Plan, x: DeviceArray, y: DeviceArray, target: DeviceArra
     extra = sum(
         layout(z).span_bytes
         for z, is_counted in zip((x, y), plan.asked.overlaps, strict=True)
-        if target.overlaps(z) and not is_counted
+        if not isinstance(z, np.ndarray) and target.overlaps(z) and not is_counted
     )
-    if plan.held_bytes + extra > budget:
+    held = budget if plan.asked.is_mixed else plan.held_bytes  # panels fill what there is
+    if held + extra > budget:
         raise _memory.over_budget(
             f"{plan.shape} {plan.dtype}",
             0,
-            plan.held_bytes + extra,
+            held + extra,
             budget,
             verify=plan.verify,
             overlaps=True,
         )
 
 
-def _verify(plan: Plan, x: NDArray[Any], y: NDArray[Any], result: Any) -> None:
+def _verify(plan: Plan, x: AnyArray, y: AnyArray, result: Any) -> None:
     from .numerics.check import check
 
-    found = check(x, y, np.asarray(result), bound=plan.bound)
+    found = check(_on_host(x), _on_host(y), _on_host(result), bound=plan.bound)
     if not found:
         raise CheckError(f"verify=True found a wrong result: {found}")

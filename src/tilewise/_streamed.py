@@ -1,8 +1,9 @@
-"""Products of host operands on GPUs: what is planned for them, and how such a plan runs.
+"""Products on GPUs of what is not all in their memory: what is planned for them, and how it runs.
 
 Operands become the plain numbers that ``outofcore.device_schedule`` knows, a schedule for each GPU
-is chosen with the kernels of its launches, and the pipeline is given the arrays. The kernels are
-those that would multiply device arrays, and so are the bits.
+is chosen with the kernels of its launches, and the pipeline is given the arrays. What is in the
+memory of the GPU stays there. The kernels are those that would multiply device arrays, and so are
+the bits.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,8 @@ from .outofcore.device_pipeline import Device, Share, Threads
 from .outofcore.device_pipeline import multiply as run_pipeline
 from .outofcore.device_schedule import Launch, Schedule
 from .outofcore.device_time import expected
-from .outofcore.slices import HostArray, Sink, Source
+from .outofcore.slices import HostArray, InPlace, Sink, Source
+from .runtime.arrays import AnyArray, DeviceArray, apart
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -77,7 +80,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a plan for host operands on GPUs depends on, beside the operands."""
+    """What a plan for GPUs and arrays outside them depends on, beside the arrays."""
 
     gpus: tuple[DeviceFacts, ...]
     device_bytes: tuple[int, ...]  #: what may be taken of each GPU
@@ -93,10 +96,13 @@ class Machine:
             return False
         if self.files is not None:
             return True
-        nbytes = plan.a.stored_bytes + plan.b.stored_bytes
-        nbytes += math.prod(plan.shape) * plan.dtype.itemsize
+        out = plan.asked.out
+        result_bytes = math.prod(plan.shape) * plan.dtype.itemsize
+        nbytes = plan.a.stored_bytes + plan.b.stored_bytes + result_bytes
         is_tight = 4 * nbytes > self.device_bytes[0]  # some kernels take twice as much again
-        return nbytes >= _STREAMED_BYTES or len(self.gpus) > 1 or is_tight
+        copied = 0 if out is not None and out.is_on_gpu else result_bytes
+        copied += sum(x.stored_bytes for x in (plan.a, plan.b) if not x.is_on_gpu)
+        return copied >= _STREAMED_BYTES or len(self.gpus) > 1 or is_tight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,7 +119,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Streams:
-    """How host operands are multiplied on one GPU or several."""
+    """How operands are multiplied on one GPU, or host operands on several."""
 
     whole: Recipe  #: by which one GPU would compute all of it in its memory
     job: Job  #: all of it
@@ -136,8 +142,10 @@ class Streams:
         counts = (part.schedule.tile_count for part in self.parts[:-1])
         return list(itertools.accumulate(counts, initial=0))
 
-    def multiply(self, plan: Plan, a: Array, b: Array, out: Array | None) -> Any:
-        return multiply(plan, self, a, b, out)
+    def multiply(self, plan: Plan, a: AnyArray, b: AnyArray, out: AnyArray | None) -> Any:
+        with ExitStack() as held:
+            a, b = apart(a, out, held), apart(b, out, held)
+            return multiply(plan, self, a, b, out)
 
     def to_dict(self, plan: Plan) -> dict[str, Any]:
         streams = {
@@ -174,7 +182,7 @@ class Streams:
 
 
 def plan_streams(plan: Plan, machine: Machine) -> Plan:
-    """Complete a plan for host operands by a schedule for each GPU; pure.
+    """Complete a plan by a schedule for each GPU; pure.
 
     Parameters
     ----------
@@ -187,7 +195,7 @@ def plan_streams(plan: Plan, machine: Machine) -> Plan:
     BudgetError
         If a budget does not hold the smallest tiles.
     """
-    from ._gpu import OnGpu
+    from ._gpu import OnGpu, copied_bytes
 
     assert isinstance(plan.how, OnGpu)
     whole, out, memory_bytes = plan.how.recipe, plan.asked.out, plan.asked.memory_bytes
@@ -203,7 +211,7 @@ def plan_streams(plan: Plan, machine: Machine) -> Plan:
         rates = Rates(host_bytes=host, flops=flops, multiprocessors=gpu.multiprocessors)
         if machine.files is not None:
             rates = replace(rates, disk_bytes=_DISK_BYTES_PER_S, stretch_s=_STRETCH_S)
-        parts.append(_part(plan, whole, share, origin, gpu, budget, rates))
+        parts.append(_part(plan, whole, share, origin, gpu, budget - copied_bytes(plan), rates))
     result_bytes = 0 if out is not None else math.prod(plan.shape) * plan.dtype.itemsize
     moved = max(p.schedule.read_bytes + p.schedule.written_bytes for p in parts)
     room = None if memory_bytes is None else (memory_bytes - result_bytes) // len(parts)
@@ -257,27 +265,42 @@ def faster(on_gpu: Plan, on_cpu: Plan, machine: Machine) -> Plan:
     return replace(on_gpu, why=(*on_gpu.why, why))
 
 
-def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None) -> Any:
-    """Return the product of host arrays, in ``out`` if there is one; blocks until done.
+def multiply(plan: Plan, streams: Streams, a: AnyArray, b: AnyArray, out: AnyArray | None) -> Any:
+    """Return the product of arrays, in ``out`` if there is one; blocks until done.
 
-    ``out`` must not overlap an operand.
+    ``out`` must not overlap an operand, and what is in device memory must be complete.
     """
+    is_folded = streams.is_folded
+    x: Source | InPlace
+    y: Source | InPlace
+    if isinstance(a, DeviceArray):
+        x = InPlace(a.pointer)
+    else:
+        a = a[None] if a.ndim == 1 else a
+        a = a.reshape(-1, a.shape[-1]) if is_folded else a
+        x = HostArray(stored(_carried(a)))
+    if isinstance(b, DeviceArray):
+        y = InPlace(b.pointer)
+    else:
+        b = b[:, None] if b.ndim == 1 else b
+        b = b[(0,) * (b.ndim - 2)] if is_folded else b
+        y = HostArray(stored(_carried(b)))
+    if streams.parts[0].schedule.job.is_gram and not _is_transpose(a, b):
+        raise OptionError(
+            "this plan is for a product with the transpose of the same array; make a plan for these"
+        )
+    if isinstance(out, DeviceArray):
+        run(streams, x, y, InPlace(out.pointer))
+        return out
     result = np.empty(plan.shape, plan.dtype) if out is None else out
     c = result
     if len(plan.b.shape) == 1:
         c = c[..., None]
     if len(plan.a.shape) == 1:
         c = c[..., None, :]
-    x, y = (a[None] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
-    if streams.is_folded:
-        x, y = x.reshape(-1, x.shape[-1]), y[(0,) * (y.ndim - 2)]
+    if is_folded:
         c = c.reshape(-1, c.shape[-1])  # a copy, if this out does not lie as the planned one
-    if streams.parts[0].schedule.job.is_gram and not _is_transpose(x, y):
-        raise OptionError(
-            "this plan is for a product with the transpose of the same array; make a plan for these"
-        )
-    ends = HostArray(stored(_carried(x))), HostArray(stored(_carried(y))), HostArray(_carried(c))
-    run(streams, *ends)
+    run(streams, x, y, HostArray(_carried(c)))
     if out is not None and not np.may_share_memory(c, out):
         np.copyto(out, c.reshape(out.shape))
     return result if plan.shape else result[()]
@@ -285,9 +308,9 @@ def multiply(plan: Plan, streams: Streams, a: Array, b: Array, out: Array | None
 
 def run(
     streams: Streams,
-    a: Source,
-    b: Source,
-    out: Sink,
+    a: Source | InPlace,
+    b: Source | InPlace,
+    out: Sink | InPlace,
     done: Collection[int] = (),
     watch: Callable[[], object] | None = None,
 ) -> None:
@@ -341,11 +364,16 @@ def _job(plan: Plan, whole: Recipe, machine: Machine) -> tuple[Job, bool]:
     a, b = plan.a.as_matrix(is_row=True), plan.b.as_matrix(is_row=False)
     batch, m = plan.batch, plan.m
     files, is_gram = machine.files, machine.is_gram
-    row_step = _row_step(a) if files is None or files.may_fold else None
+    row_step = a.row_step if files is None or files.may_fold else None
     is_folded = row_step is not None and math.prod(b.shape[:-2]) == 1 and len(batch) > 0
-    if out is not None and out.shape == plan.shape:  # no part of it is copied for that
-        is_folded &= _row_step(out.as_result(plan.a, plan.b, plan.batch)) is not None
+    c = None
+    if out is not None and out.shape == plan.shape:
+        c = out.as_result(plan.a, plan.b, plan.batch)
+        is_folded &= c.row_step is not None  # no part of it is copied for that
+    c_strides = c.strides if c is not None and c.is_on_gpu else None
     if row_step is not None and is_folded:
+        if c is not None and c_strides is not None:
+            c_strides = c.row_step or 0, c_strides[-1]
         batch, m = (), math.prod(batch) * m
         a = a._replace(shape=(m, plan.k), strides=(row_step, a.strides[-1]))
         b = b._replace(shape=b.shape[-2:], strides=b.strides[-2:])
@@ -369,10 +397,11 @@ def _job(plan: Plan, whole: Recipe, machine: Machine) -> tuple[Job, bool]:
             a=left,
             b=right,
             sum_itemsize=plan.dtype.itemsize,
+            c_strides=c_strides,
             along_n=along_n,
             is_gram=is_gram,
             is_fresh=out is None,
-            piece=_piece(plan, whole),
+            piece=0 if c_strides is not None else _piece(plan, whole),
         ),
         is_folded,
     )
@@ -391,6 +420,7 @@ def _factor(
         batch=stored_shape(x.shape[:-2], x.strides[:-2]),
         repeats_size=repeats_size,
         repeats_k=repeats_k,
+        strides=x.strides if x.is_on_gpu else None,
     )
 
 
@@ -483,10 +513,12 @@ def _launched(
 ) -> Recipe:
     """Return how a launch is computed in device memory, with so much of it for workspace."""
     where = f"cuda:{gpu.index}"
+    given = plan.a, plan.b, plan.asked.out
+    begins = [x is None or x.aligned or not x.is_on_gpu for x in given]
     layouts = schedule.layout(launch, 0), schedule.layout(launch, 1), schedule.c_layout(launch)
     a, b, c = (
-        Operand(layout.shape, dtype, layout.strides, layout.offset % 16 == 0, where)
-        for layout, dtype in zip(layouts, (*plan.dtypes, plan.dtype), strict=True)
+        Operand(layout.shape, dtype, layout.strides, is_first and layout.is_aligned, where)
+        for layout, dtype, is_first in zip(layouts, (*plan.dtypes, plan.dtype), begins, strict=True)
     )
     return _recipe.recipe(
         a,
@@ -504,27 +536,14 @@ def _launched(
 def _key(schedule: Schedule, launch: Launch) -> _Key:
     """Return what the kernels of a launch depend on."""
     layouts = schedule.layout(launch, 0), schedule.layout(launch, 1), schedule.c_layout(launch)
-    return (launch.shape, launch.k, *(layout.offset % 16 for layout in layouts))
+    return (launch.shape, launch.k, *(layout.is_aligned for layout in layouts))
 
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 10 else f"{1e3 * seconds:.0f} ms"
 
 
-def _row_step(x: Operand) -> int | None:
-    """Return the step from row to row of a stack whose matrices follow each other as one does."""
-    axes = [axis for axis in zip(x.shape[:-1], x.strides[:-1], strict=True) if axis[0] != 1]
-    if not axes:
-        return x.strides[-2]
-    row_step = step = axes[-1][1]
-    for size, stride in reversed(axes):
-        if stride != step or step == 0:
-            return None
-        step *= size
-    return row_step
-
-
-def _is_transpose(a: Array, b: Array) -> bool:
+def _is_transpose(a: Any, b: Any) -> bool:
     """Say whether b is a's transpose in the same memory, both being matrices that go together."""
     place = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
     steps = zip(a.shape, a.strides, b.strides[::-1], strict=True)

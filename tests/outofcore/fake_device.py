@@ -23,6 +23,7 @@ import numpy as np
 
 from tilewise.errors import BudgetError, DeviceError
 from tilewise.runtime.quick import Quick
+from tilewise.runtime.streams import DEFAULT
 
 POISON = 0xA5
 
@@ -321,7 +322,14 @@ class FakeCuda:
     def cuMemcpyHtoDAsync(self, target: int, source: int, nbytes: int, stream: int) -> Any:
         return self._copy(stream, source, target, nbytes, source, nbytes, nbytes, 1)
 
+    def cuMemcpyDtoDAsync(self, target: int, source: int, nbytes: int, stream: int) -> Any:
+        self._lanes.add(self._checked(stream), lambda: ctypes.memmove(target, source, nbytes))
+        return (self.SUCCESS,)
+
     def cuMemcpyDtoHAsync(self, target: int, source: int, nbytes: int, stream: int) -> Any:
+        if stream == DEFAULT:  # no pipeline's: others wait
+            self._lanes.add(stream, lambda: ctypes.memmove(target, source, nbytes))
+            return (self.SUCCESS,)
         return self._copy(stream, target, target, nbytes, source, nbytes, nbytes, 1)
 
     def cuMemcpy2DAsync(self, how: Any, stream: int) -> Any:

@@ -94,7 +94,6 @@ def gpu_numbered(index: int) -> Any:
 
 
 def view(pointer: int, x: Operand) -> Any:
-    span = sum(step * (n - 1) for step, n in zip(x.strides, x.shape, strict=True))
-    raw = (np.ctypeslib.ctypes.c_uint8 * (span + x.dtype.itemsize)).from_address(pointer)
-    first = np.frombuffer(raw, np.uint8, x.dtype.itemsize).view(x.dtype)
+    raw = (np.ctypeslib.ctypes.c_uint8 * x.dtype.itemsize).from_address(pointer)
+    first = np.frombuffer(raw, np.uint8).view(x.dtype)
     return np.lib.stride_tricks.as_strided(first, x.shape, x.strides)

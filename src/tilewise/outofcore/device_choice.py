@@ -127,12 +127,13 @@ def least_bytes(job: Job) -> int:
 
 
 def sample(job: Job) -> Schedule:
-    """Return the schedule of one launch of usual size, of a part of a product."""
+    """Return the schedule of one launch of usual size, of a part of a product that is copied."""
     job = replace(
         job,
         batch=(),
-        a=replace(job.a, size=min(job.m, _SAMPLE), batch=()),
-        b=replace(job.b, size=min(job.n, _SAMPLE), batch=()),
+        a=replace(job.a, size=min(job.m, _SAMPLE), batch=(), strides=None),
+        b=replace(job.b, size=min(job.n, _SAMPLE), batch=(), strides=None),
+        c_strides=None,
         is_gram=False,
         piece=0,
     )
@@ -196,18 +197,17 @@ def resident(job: Job, are_files: bool = False) -> Iterator[Schedule]:
     if job.matrices != 1:
         return
     a_bytes, b_bytes = job.a.nbytes(job.m, job.k), job.b.nbytes(job.n, job.k)
-    skew = 1.0 if job.is_gram else math.sqrt(a_bytes / b_bytes)
     panels = _PANELS_OF_LARGE if max(a_bytes, b_bytes) > _LARGE_BYTES else _PANELS
     least = _least_tile(job)
 
     def tiles(panels: int) -> list[int]:
-        wanted = (1 if panels * s < 2 else min(round(panels * s), 4 * panels) for s in skews)
+        wanted = (1 if panels * s < 2 else round(min(panels * s, 4 * panels)) for s in skews)
         return [
             even(x.size, max(count(x.size, parts), size), _grain(x))
             for x, parts, size in zip((job.a, job.b), wanted, least, strict=True)
         ]
 
-    skews = (skew, 1 / skew)
+    skews = _skews(job, a_bytes, b_bytes)
     tile_m, tile_n = tiles(panels)
     if job.is_gram:
         tile_m = tile_n = max(tile_m, tile_n)
@@ -233,13 +233,28 @@ def resident(job: Job, are_files: bool = False) -> Iterator[Schedule]:
         )
 
 
+def _skews(job: Job, a_bytes: int, b_bytes: int) -> tuple[float, float]:
+    """Return how many times as many panels as the other each operand is cut into.
+
+    One that is on the device is not cut, as long as the other is not there.
+    """
+    if job.is_gram:
+        return 1.0, 1.0
+    if a_bytes and b_bytes:
+        skew = math.sqrt(a_bytes / b_bytes)
+        return skew, 1 / skew
+    if bool(a_bytes) == bool(b_bytes):  # C alone is copied: its lines stay whole
+        return (math.inf, 0.0) if job.along_n else (0.0, math.inf)
+    return (math.inf, 0.0) if a_bytes else (0.0, math.inf)
+
+
 def _stretches(job: Job) -> tuple[int, int] | None:
     """Return tiles that leave the smaller operand whole, if no part of anything is then cut lines.
 
     They are for operands of fewer panels than there should be: cutting one alone gives as many.
     """
     x, other = (job.a, job.b) if job.along_n else (job.b, job.a)
-    if not x.along_k or x.nbytes(x.size, job.k) < other.nbytes(other.size, job.k):
+    if not x.along_k or x.nbytes(x.size, job.k) < other.nbytes(other.size, job.k) or x.is_there:
         return None
     least = _PANEL_BYTES // 2 // max(x.nbytes(1, job.k), 1)
     size = even(x.size, max(count(x.size, _PANELS), least), _grain(x))
@@ -249,8 +264,14 @@ def _stretches(job: Job) -> tuple[int, int] | None:
 def _least_tile(job: Job) -> tuple[int, int]:
     """Return the least m and n of tiles whose panels and lines are not small."""
     least = []
-    for x, is_line_of_c in ((job.a, not job.along_n), (job.b, job.along_n)):
-        size = _PANEL_BYTES // max(x.nbytes(1, job.k), 1)
+    for x, other, is_line_of_c in (
+        (job.a, job.b, not job.along_n),
+        (job.b, job.a, job.along_n),
+    ):
+        step = x.nbytes(1, job.k)
+        if x.is_there and other.is_there:
+            step = other.size * job.sum_itemsize
+        size = _PANEL_BYTES // max(step, 1)
         if not x.along_k:
             size = max(size, _LINE_BYTES // x.itemsize)
         if is_line_of_c:
@@ -265,8 +286,10 @@ def _many(job: Job, budget_bytes: int, workspace: float) -> Iterator[Schedule]:
         return
     plain = _plain(replace(job, is_gram=False))
     each = job.a.nbytes(job.m, job.k) + job.b.nbytes(job.n, job.k)
-    each += job.m * job.n * job.sum_itemsize
-    most = min(int(budget_bytes / ((2 + workspace) * each)), job.matrices)
+    each += job.m * job.n * job.c_bytes
+    read = job.a.read_bytes(job.m, job.k) + job.b.read_bytes(job.n, job.k)
+    read += job.m * job.n * job.sum_itemsize
+    most = min(int(budget_bytes / (2 * each + workspace * read)), job.matrices)
     wanted = max(_CHUNK_BYTES // max(each, 1), job.matrices // _MOST_CHUNKS, 1)
     wanted = min(wanted, max(_LARGEST_CHUNK // max(each, 1), 1), most)
     while wanted >= 1:
@@ -287,13 +310,15 @@ def _lines_within(
     for inner_tile in _sizes(sizes[inner], grains[inner]):
         panels = count(sizes[inner], inner_tile)
         panel = job.panel_bytes(1 if inner else 0, inner_tile, job.k)
+        read = job.read_bytes(1 if inner else 0, inner_tile, job.k)
         for inner_slots, outer_slots in itertools.product({min(2, panels), panels}, (1, 2)):
-            room = budget_bytes - (inner_slots + workspace) * panel
-            line = (outer_slots + workspace / parts) * job.panel_bytes(1 if outer else 0, 1, job.k)
-            line += 2 * inner_tile * job.sum_itemsize
+            room = budget_bytes - inner_slots * panel - workspace * read
+            line = workspace / parts * job.read_bytes(1 if outer else 0, 1, job.k)
+            line += outer_slots * job.panel_bytes(1 if outer else 0, 1, job.k)
+            line += 2 * inner_tile * job.c_bytes
             if room < line:
                 continue
-            most = min(int(room / line), sizes[outer])
+            most = min(int(room / line), sizes[outer]) if line else sizes[outer]
             outer_tile = even(sizes[outer], most, grains[outer])
             tiles, slots = (outer_tile, inner_tile), (outer_slots, inner_slots)
             if order == "columns":
@@ -310,9 +335,10 @@ def _lines_within(
 
 def _pieces_within(job: Job, budget_bytes: int, workspace: float) -> Iterator[Schedule]:
     for tile_n, c_slots in itertools.product(_sizes(job.n, _grain(job.b)), (1, 2)):
-        panels = _RING + workspace
-        room = budget_bytes - panels * job.panel_bytes(1, tile_n, job.piece)
-        line = panels * job.panel_bytes(0, 1, job.piece) + c_slots * tile_n * job.sum_itemsize
+        room = budget_bytes - workspace * job.read_bytes(1, tile_n, job.piece)
+        room -= _RING * job.panel_bytes(1, tile_n, job.piece)
+        line = workspace * job.read_bytes(0, 1, job.piece) + c_slots * tile_n * job.c_bytes
+        line += _RING * job.panel_bytes(0, 1, job.piece)
         if room < line:
             continue
         yield replace(
@@ -334,7 +360,7 @@ def _compute_s(schedule: Schedule, rates: Rates, workspace: float, parts: int) -
     """
     job, tile_m, tile_n = schedule.job, schedule.tile_m, schedule.tile_n
     k = schedule.tile_k
-    a, b = float(job.a.nbytes(tile_m, k)), float(job.b.nbytes(tile_n, k))
+    a, b = float(job.a.read_bytes(tile_m, k)), float(job.b.read_bytes(tile_n, k))
     made = min(a, b) * parts + max(a, b)
     if parts == schedule.pieces == 1 and schedule.order == "rows":
         made = b + a / count(job.n, tile_n)

@@ -1,4 +1,4 @@
-"""A product of host operands on GPUs in plain numbers: operands, rates, buffers of a device."""
+"""A product on GPUs of what is not all there, in plain numbers: operands, rates, buffers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """What a schedule needs to know of one operand in host memory."""
+    """What a schedule needs to know of one operand."""
 
     size: int  #: m of a, n of b
     itemsize: int
@@ -44,24 +44,39 @@ class Factor:
     repeats_size: bool = False  #: whether the rows of a, or columns of b, are all one
     repeats_k: bool = False
     chunk: int = 1  #: so many rows of a, or columns of b, are read as one
+    strides: tuple[int, ...] | None = None
+    """Bytes, along its batch axes, rows and columns, of one in the memory of the device, which is
+    read there; None for one in host memory."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is in the memory of the device, and nothing is copied."""
+        return self.strides is not None
 
     def stored(self, size: int, k: int) -> tuple[int, int]:
         """Return what of so much of both axes there is to copy: an axis that repeats has one."""
         return 1 if self.repeats_size else size, 1 if self.repeats_k else k
 
-    def nbytes(self, size: int, k: int) -> int:
+    def read_bytes(self, size: int, k: int) -> int:
+        """Return how many bytes so much of it is, wherever it is."""
         return math.prod(self.stored(size, k)) * self.itemsize
+
+    def nbytes(self, size: int, k: int) -> int:
+        """Return how many bytes of so much of it are copied."""
+        return 0 if self.is_there else self.read_bytes(size, k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A product of host operands, as far as a schedule depends on it."""
+    """A product on a GPU, as far as a schedule depends on it."""
 
     batch: tuple[int, ...]
     k: int
     a: Factor
     b: Factor
     sum_itemsize: int  #: of C as it is on the device
+    c_strides: tuple[int, ...] | None = None
+    """Of C in the memory of the device, which is written there, as those of a `Factor`."""
     along_n: bool = True  #: whether C is written along its rows
     is_gram: bool = False  #: whether b is a's transpose in the same memory
     is_fresh: bool = True  #: whether C's pages are yet to be touched
@@ -83,15 +98,26 @@ class Job:
     def flops(self) -> float:
         return 2.0 * self.matrices * self.m * self.n * self.k
 
+    @property
+    def c_bytes(self) -> int:
+        """What an element of C takes in buffers, and is copied back."""
+        return 0 if self.c_strides is not None else self.sum_itemsize
+
     def panel_bytes(self, side: Literal[0, 1], size: int, k: int) -> int:
         """Return what a panel of one matrix takes on the device."""
         return self.store(side, size, k).nbytes
+
+    def read_bytes(self, side: Literal[0, 1], size: int, k: int) -> int:
+        """Return what a panel takes wherever it is, as a launch reads it."""
+        return self.store(side, size, k).slot_bytes
 
     def store(self, side: Literal[0, 1], size: int, k: int, **of: Any) -> Store:
         """Return where panels of a (0) or b (1) lie on the device."""
         x = self.b if side else self.a
         own, depth = x.stored(size, k)
         lines, width = (own, depth) if x.along_k else (depth, own)
+        if x.is_there:
+            of["slots"] = 0
         return Store(lines=lines, width=width, itemsize=x.itemsize, **of)
 
     def c_store(self, rows: int, cols: int, **of: Any) -> Store:

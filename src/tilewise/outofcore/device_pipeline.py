@@ -28,6 +28,7 @@ from .device_schedule import Launch, Load, Schedule
 from .halt import Halt
 from .slices import (
     End,
+    InPlace,
     Sink,
     Slice,
     Source,
@@ -147,14 +148,16 @@ class Threads:
 
 def multiply(
     shares: Sequence[Share],
-    a: Source,
-    b: Source,
-    out: Sink,
+    a: Source | InPlace,
+    b: Source | InPlace,
+    out: Sink | InPlace,
     ring: NDArray[np.uint8],
     threads: Threads,
     watch: Callable[[], object] | None = None,
 ) -> None:
     """Write ``a @ b`` into ``out``, which no operand overlaps; blocks until done.
+
+    What is in the device's memory, which only one share's can be, is complete.
 
     Parameters
     ----------
@@ -204,6 +207,25 @@ def multiply(
     shielded(conduct, halt.stop, None if watch is None else partial(halt.watch, watch))
 
 
+class _Host(NamedTuple):
+    """An operand that is copied to a device, or a result that is copied back."""
+
+    end: Any  #: a Source or a Sink
+    region: Box  #: the part that the device has to do with
+    dtype: np.dtype[Any]  #: in the machine's byte order
+    is_pinned: bool  #: whether that part is
+
+    def lines(self, part: Slice) -> tuple[int, int] | None:
+        """Return where the lines of a slice are in pinned memory of the caller's, and their pitch.
+
+        None if they pass the ring.
+        """
+        view = self.end.view(part.box) if self.is_pinned else None
+        if view is None or not is_copied_directly(part.turned(view)):
+            return None
+        return lines_of(part.turned(view))
+
+
 class _Block(NamedTuple):
     """A slice of pinned memory."""
 
@@ -218,6 +240,7 @@ class _Tile:
 
     number: int  #: of its launch
     launch: Launch
+    out: _Host
     slices: deque[Slice]  #: whose copy is not on its lane yet
     missing: int  #: slices that are not where they belong yet
     is_ordered: bool = False  #: whether copies to come wait for the launch
@@ -242,9 +265,9 @@ class _Run:
         self,
         share: Share,
         device: Device,
-        a: Source,
-        b: Source,
-        out: Sink,
+        a: Source | InPlace,
+        b: Source | InPlace,
+        out: Sink | InPlace,
         ring: NDArray[np.uint8],
         threads: Threads,
         halt: Halt,
@@ -253,10 +276,12 @@ class _Run:
         self._may_launch, self._may_work = halt.condition(), halt.condition()
         self._schedule = schedule = share.schedule
         self._job = job = schedule.job
-        self._sources = a, b
-        self._regions = tuple(_region(x, job, side, share.origin) for side, x in enumerate((a, b)))
-        self._out = out
-        self._dtypes = [x.dtype.newbyteorder("=") for x in (a, b, out)]
+        self._sources = {
+            side: self._on_host(x, _region(x, job, side, share.origin))
+            for side, x in enumerate((a, b))
+            if not isinstance(x, InPlace)
+        }
+        self._out = None if isinstance(out, InPlace) else self._on_host(out, share.origin)
         done = frozenset(tile - share.first_tile for tile in share.done)
         operations = list(schedule.operations(done))
         self._loads = [each for each in operations if isinstance(each, Load)]
@@ -279,7 +304,11 @@ class _Run:
         # One stretch for all: a driver takes memory for each in steps of 32 MiB.
         *places, nbytes = starts
         base = device.allocate(nbytes, f"{share.name}'s part of the product")
-        self._a, self._b, self._c, self._workspace = (base + place for place in places)
+        self._workspace = base + places[-1]
+        self._a, self._b, self._c = (
+            x.pointer if isinstance(x, InPlace) else base + place
+            for x, place in zip((a, b, out), places, strict=False)
+        )
         if job.is_gram:
             self._b = self._a
         coming, going = threads.blocks
@@ -292,10 +321,6 @@ class _Run:
         self._loaded = [device.event() for _ in self._loads]
         self._launched = [device.event() for _ in self._launches]
         self._emptied = [device.event() for _ in range(schedule.c_slots)]
-        self._is_direct = tuple(
-            self._is_pinned(*each) for each in zip(self._sources, self._regions, strict=True)
-        )
-        self._out_is_direct = self._is_pinned(out, share.origin)
         self._slices_left = [0] * len(self._loads)  # not on their lane yet
         self._is_loaded = [False] * len(self._loads)
         self._is_ordered = [False] * len(self._loads)  # whether copies wait for the last reader
@@ -344,9 +369,9 @@ class _Run:
         self._share.compute(device, launch, (a, b, c, self._workspace))
         device.record(self._launched[number], "compute")
         tile = None
-        if launch.is_last:
-            parts = deque(self._slices_from(launch))
-            tile = _Tile(number, launch, parts, len(parts))
+        if launch.is_last and self._out is not None:
+            parts = deque(self._slices_from(launch, self._out))
+            tile = _Tile(number, launch, self._out, parts, len(parts))
         with self._halt:
             self._launches_done = number + 1
             if tile is not None:
@@ -422,9 +447,9 @@ class _Run:
         source = self._sources[load.side]
         with self._noted("was given", "ab"[load.side], part.box):
             device.finish(block.event)
-            lines = _lines_at(source, part, self._is_direct[load.side])
+            lines = source.lines(part)
             if lines is None:
-                source.read_into(part.box, part.packed(block.memory, self._dtypes[load.side]))
+                source.end.read_into(part.box, part.packed(block.memory, source.dtype))
             if load.after >= 0 and not self._is_ordered[number]:
                 device.wait("in", self._launched[load.after])
                 self._is_ordered[number] = True
@@ -453,7 +478,7 @@ class _Run:
             tile = self._tiles[0]
             part, block = tile.slices.popleft(), self._free_out.pop()  # the one last read
             with self._noted("gave back", "c", part.box):
-                lines = _lines_at(self._out, part, self._out_is_direct)
+                lines = tile.out.lines(part)
                 address, pitch = lines or (block.address, part.width_bytes)
                 if not tile.is_ordered:
                     device.wait("out", self._launched[tile.number])
@@ -473,8 +498,8 @@ class _Run:
         tile, part, block = coming
         with self._noted("gave back", "c", part.box):
             self._device.finish(block.event)
-            if _lines_at(self._out, part, self._out_is_direct) is None:
-                self._out.write(part.box, part.packed(block.memory, self._dtypes[-1]))
+            if tile.out.lines(part) is None:
+                tile.out.end.write(part.box, part.packed(block.memory, tile.out.dtype))
         with self._halt:
             self._free_out.append(block)
             self._copy_out()
@@ -482,7 +507,7 @@ class _Run:
             is_finished = not tile.missing
         if is_finished:
             with self._noted("finished", "c", shifted(tile.launch.c, self._share.origin)):
-                self._out.finish(self._share.first_tile + tile.launch.tile)
+                tile.out.end.finish(self._share.first_tile + tile.launch.tile)
             self._halt.tell()
 
     def _noted(self, doing: str, name: str, box: Box) -> _Noted:
@@ -500,22 +525,23 @@ class _Run:
         x = self._job.b if load.side else self._job.a
         store = self._b_store if load.side else self._a_store
         base = self._b if load.side else self._a
-        box = shifted(load.box, self._regions[load.side])
+        source = self._sources[load.side]
+        box = shifted(load.box, source.region)
         is_turned = x.along_k == (load.side == 1)  # the axis that lies closer becomes the last
         base = _place(base, store, load.slot, load.at, x.along_k)
-        source = self._sources[load.side]
-        yield from slices(source, box, is_turned, base, store, self._slice_bytes)
+        yield from slices(source.end, box, is_turned, base, store, self._slice_bytes)
 
-    def _slices_from(self, launch: Launch) -> Iterator[Slice]:
+    def _slices_from(self, launch: Launch, out: _Host) -> Iterator[Slice]:
         store = self._schedule.c_store(launch)
         base = self._c + self._schedule.c_layout(launch).offset
         box = shifted(launch.c, self._share.origin)
         is_turned = not self._job.along_n
-        yield from slices(self._out, box, is_turned, base, store, self._slice_bytes)
+        yield from slices(out.end, box, is_turned, base, store, self._slice_bytes)
 
-    def _is_pinned(self, end: End, region: Box) -> bool:
+    def _on_host(self, end: End, region: Box) -> _Host:
         view = end.view(region)
-        return view is not None and self._share.is_pinned(view)
+        is_pinned = view is not None and self._share.is_pinned(view)
+        return _Host(end, region, end.dtype.newbyteorder("="), is_pinned)
 
 
 class _Noted:
@@ -533,17 +559,6 @@ class _Noted:
         if isinstance(error, Exception):
             device, doing, name, box = self._where
             error.add_note(f"while {device} {doing} {named(name, box)}")
-
-
-def _lines_at(end: End, part: Slice, is_pinned: bool) -> tuple[int, int] | None:
-    """Return where the lines of a slice are in pinned memory of the caller's, and their pitch.
-
-    None if they pass the ring.
-    """
-    view = end.view(part.box) if is_pinned else None
-    if view is None or not is_copied_directly(part.turned(view)):
-        return None
-    return lines_of(part.turned(view))
 
 
 def _region(x: Source, job: Job, side: int, origin: Box) -> Box:

@@ -1,4 +1,4 @@
-"""How GPUs multiply operands that stay in host memory: pure data, nothing is executed.
+"""How GPUs multiply what is in host memory, all of it or some: pure data, nothing is executed.
 
 A `Schedule` says which part of A and B is copied into which buffer of the device, which part of C
 is launched after that and leaves which buffer, and in what order; from sizes, budget and rates. K
@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from .._memory import format_bytes
 from .._operand import Box, batch_slices, batch_steps, pick
 from .cuts import count, cuts
-from .device_job import Job, Store
+from .device_job import Factor, Job, Store
 from .schedule import sizes
 
 __all__ = ["Launch", "Layout", "Load", "Schedule"]
@@ -48,9 +48,11 @@ class Load(NamedTuple):
 class Layout(NamedTuple):
     """How an operand of a launch lies in the device's memory."""
 
-    offset: int  #: bytes from where its buffer begins
+    offset: int  #: bytes from where its buffer begins, or the array
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    is_aligned: bool
+    """Whether the offset is a multiple of 16; in place, whether that of every launch is."""
 
 
 class Launch(NamedTuple):
@@ -61,6 +63,7 @@ class Launch(NamedTuple):
     b_slot: int
     b_at: int
     c: Box
+    k_at: int  #: where in K it begins
     k: int  #: how much of K
     c_slot: int
     is_first: bool  #: of the pieces of K of this part
@@ -118,7 +121,9 @@ class Schedule:
 
     @property
     def c_slot_bytes(self) -> int:
-        """What the largest launch writes, or all of C."""
+        """What the largest launch writes, or all of C; nothing if C is on the device."""
+        if self.job.c_strides is not None:
+            return 0
         if self.holds_c:
             return self.job.c_store(self.job.m, self.job.n).slot_bytes
         rows, cols, strip = self.tile_m, self.tile_n, 1
@@ -156,16 +161,20 @@ class Schedule:
     @property
     def written_bytes(self) -> int:
         """Bytes that come back."""
-        return self.job.matrices * self.job.m * self.job.n * self.job.sum_itemsize
+        return self.job.matrices * self.job.m * self.job.n * self.job.c_bytes
 
     def operations(self, done: Collection[int] = ()) -> Iterator[Load | Launch]:
         """Yield loads and launches, each load before the launches that need it.
 
         Without what is for tiles alone that are ``done``.
         """
-        if self.order != "corner":
-            return _compared(self._lines(done))
-        return _compared(self._corner_without(done) if done else self._corner())
+        operations = self._lines(done)
+        if self.order == "corner":
+            operations = self._corner_without(done) if done else self._corner()
+        sides = self.job.a, self.job.b
+        for each in _compared(operations):
+            if isinstance(each, Launch) or not sides[each.side].is_there:
+                yield each
 
     def kinds(self) -> list[tuple[Load | Launch, int]]:
         """Return one of the operations of each shape, and how many of them there are.
@@ -222,6 +231,8 @@ class Schedule:
         x, slot, at = self.job.a, launch.a_slot, launch.a_at
         if side:
             x, slot, at = self.job.b, launch.b_slot, launch.b_at
+        if x.strides is not None:
+            return self._in_place(x, x.strides, launch, side)
         store = self.b_store if side and not self.job.is_gram else self.a_store
         lead = tuple(part.stop - part.start for part in pick(launch.c[:-2], x.batch))
         *outer, rows, cols = replace(store, lead=lead).strides(x.along_k == (side == 1))
@@ -232,17 +243,22 @@ class Schedule:
             rows, cols = (0, cols) if side else (rows, 0)
         offset = slot * store.slot_bytes + at * (store.pitch if x.along_k else store.itemsize)
         own = (launch.k, size) if side else (size, launch.k)
-        return Layout(offset, (*lead, *own), (*outer, rows, cols))
+        return Layout(offset, (*lead, *own), (*outer, rows, cols), offset % 16 == 0)
 
     def c_layout(self, launch: Launch) -> Layout:
         """Return where a launch writes."""
         store, job = self.c_store(launch), self.job
+        if job.c_strides is not None:
+            is_aligned = self._begins_aligned(job.batch, job.c_strides, self.tile_m, self.tile_n)
+            offset = _offset(launch.c, job.c_strides)
+            return Layout(offset, launch.shape, job.c_strides, is_aligned)
         offset = launch.c_slot * self.c_slot_bytes
         if self.holds_c:
             row, col = launch.c[-2].start, launch.c[-1].start
             line, place = (row, col) if job.along_n else (col, row)
             offset = line * store.pitch + place * store.itemsize
-        return Layout(offset, launch.shape, store.strides(not job.along_n))
+        is_aligned = offset % 16 == 0
+        return Layout(offset, launch.shape, store.strides(not job.along_n), is_aligned)
 
     def c_store(self, launch: Launch) -> Store:
         """Return how the result of a launch lies in its slot."""
@@ -267,6 +283,29 @@ class Schedule:
             lead = sizes(pick(first, x.batch))
         return self.job.store(side, tile, self.tile_k, slots=slots, lead=lead)
 
+    def _in_place(
+        self, x: Factor, strides: tuple[int, ...], launch: Launch, side: Literal[0, 1]
+    ) -> Layout:
+        """Return how a launch finds its part of an operand that is in the device's memory."""
+        own = pick(launch.c[:-2], x.batch)
+        part, size = launch.c[-1 if side else -2], launch.shape[-1 if side else -2]
+        if x.repeats_size:
+            part = slice(0, 1)
+        depth = slice(launch.k_at, launch.k_at + launch.k)
+        last, shape, tiles = (part, depth), (size, launch.k), (self.tile_m, self.tile_k)
+        if side:
+            last, shape, tiles = (depth, part), (launch.k, size), (self.tile_k, self.tile_n)
+        is_aligned = self._begins_aligned(x.batch, strides, *tiles)
+        offset = _offset((*own, *last), strides)
+        return Layout(offset, (*sizes(own), *shape), strides, is_aligned)
+
+    def _begins_aligned(
+        self, batch: tuple[int, ...], strides: tuple[int, ...], rows: int, cols: int
+    ) -> bool:
+        """Say whether all tiles of an array in place begin at multiples of 16 bytes from it."""
+        steps = [step for size, step in zip(batch, strides, strict=False) if size > 1]
+        return all(step % 16 == 0 for step in (*steps, rows * strides[-2], cols * strides[-1]))
+
     def _corner(self) -> Iterator[Load | Launch]:
         job = self.job
         rows, columns = list(cuts(job.m, self.tile_m)), list(cuts(job.n, self.tile_n))
@@ -277,7 +316,7 @@ class Schedule:
             down, across = _joined(these), _joined(those)
             c, tile = (*at, down, across), next(number)
             slot = tile % self.c_slots
-            return Launch(0, down.start, 0, across.start, c, job.k, slot, True, True, tile)
+            return Launch(0, down.start, 0, across.start, c, 0, job.k, slot, True, True, tile)
 
         if self.loads_first:
             for side, size in ((0, job.m), (1, job.n))[: 1 if job.is_gram else 2]:
@@ -355,6 +394,7 @@ class Schedule:
                         used[1],
                         0,
                         (*at, rows[i], columns[j]),
+                        piece.start,
                         piece.stop - piece.start,
                         tiles % self.c_slots,
                         p == 0,
@@ -405,10 +445,18 @@ class Schedule:
     def __str__(self) -> str:
         m, n, size = self.tile_m, self.tile_n, format_bytes
         job = self.job
+        there = [name for name, x in (("a", job.a), ("b", job.b)) if x.is_there]
         if self.loads_first:
             tiles = f"a and b whole, then {m} x {n} of C at a time"
             if job.is_gram:
                 tiles = f"a whole, of which b is the transpose, then {m} x {n} of C at a time"
+        elif self.order == "corner" and len(there) == 2:
+            tiles = f"{m} x {n} of C at a time"
+        elif self.order == "corner" and there:
+            name, panels = "b", f"{n} columns"
+            if job.b.is_there:
+                name, panels = "a", f"{m} rows"
+            tiles = f"{name} in panels of {panels}, multiplied as they come"
         elif self.order == "corner":
             b_rows = "" if job.is_gram else f", b in panels of {n} columns"
             tiles = f"a in panels of {m} rows{b_rows}, multiplied as they come"
@@ -421,6 +469,10 @@ class Schedule:
             tiles = f"{number} tiles of C, {m} x {n}, along {self.order}"
             if self.pieces > 1:
                 tiles += f"; K in {self.pieces} pieces of {self.tile_k}"
+        if there:
+            tiles += f"; {' and '.join(there)} read in place"
+        if job.c_strides is not None:
+            tiles += "; c written in place"
         held, budget = size(self.held_bytes), size(self.budget_bytes)
         return "\n".join(
             [
@@ -462,8 +514,8 @@ def _compared(operations: Iterator[Load | Launch]) -> Iterator[Load | Launch]:
             yield each
             continue
         now = (
-            (each.a_slot, each.a_at, each.c[-2], each.k),
-            (each.b_slot, each.b_at, each.c[-1], each.k),
+            (each.a_slot, each.a_at, each.c[-2], each.k_at, each.k),
+            (each.b_slot, each.b_at, each.c[-1], each.k_at, each.k),
         )
         if read[0] == now[0]:
             each = each._replace(same=0)
@@ -471,6 +523,10 @@ def _compared(operations: Iterator[Load | Launch]) -> Iterator[Load | Launch]:
             each = each._replace(same=1)
         read = now
         yield each
+
+
+def _offset(box: Box, strides: tuple[int, ...]) -> int:
+    return sum(part.start * step for part, step in zip(box, strides, strict=True))
 
 
 def _strips(parts: list[slice]) -> Iterator[list[slice]]:

@@ -35,9 +35,10 @@ def expected(schedule: Schedule, rates: Rates, compute_s: float | None = None) -
         first = 0
     # Nothing is computed while the first panels come, and nothing else while the last part of C
     # leaves; and a lone buffer is not filled while it is read, or emptied while it is written.
-    last = schedule.job.c_store(schedule.tile_m, schedule.tile_n).nbytes * schedule.at_once
+    job = schedule.job
+    last = schedule.tile_m * schedule.tile_n * job.c_bytes * schedule.at_once
     alone = (first + last) / min(rates.bus_bytes, rates.disk_bytes)
-    lines = count(schedule.job.m, schedule.tile_m), count(schedule.job.n, schedule.tile_n)
+    lines = count(job.m, schedule.tile_m), count(job.n, schedule.tile_n)
     if schedule.order == "corner":  # each panel brings more work than the one before it
         alone += bounds["compute"] / (1 if schedule.loads_first else min(3, max(lines)))
     outer = {"rows": 0, "columns": 1}.get(schedule.order)
@@ -110,7 +111,9 @@ def _stretches(schedule: Schedule) -> int:
 def _first_stores(schedule: Schedule) -> list[Store]:
     job = schedule.job
     lead = (schedule.at_once,) if schedule.at_once > 1 else ()
-    stores = [job.store(0, schedule.tile_m, schedule.tile_k, lead=lead)]
-    if not job.is_gram:
+    stores = []
+    if not job.a.is_there:
+        stores.append(job.store(0, schedule.tile_m, schedule.tile_k, lead=lead))
+    if not (job.is_gram or job.b.is_there):
         stores.append(job.store(1, schedule.tile_n, schedule.tile_k, lead=lead))
     return stores

@@ -1,7 +1,7 @@
 """Slices of operands and results: what one thread copies at a time, and where on a device it goes.
 
-Whoever has the elements is a `Source` or a `Sink`: a `HostArray`, or a file (``device_files``). Who
-copies is ``device_pipeline``.
+Whoever has the elements is a `Source` or a `Sink`: a `HostArray`, or a file (``device_files``).
+What is `InPlace` is not copied. Who copies is ``device_pipeline``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .stores import parts
 __all__ = [
     "End",
     "HostArray",
+    "InPlace",
     "Sink",
     "Slice",
     "Source",
@@ -95,6 +96,12 @@ class HostArray:
 
     def finish(self, tile: int) -> None:
         """Nothing is to be done when it is there."""
+
+
+class InPlace(NamedTuple):
+    """An operand or result in the memory of the device, which kernels read, or write, there."""
+
+    pointer: int
 
 
 class Slice(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,16 @@ from . import driver, streams
 from .device import current
 from .memory import allocate, write
 
-__all__ = ["COPY_ALIGNMENT", "DeviceArray", "copied", "to_device", "to_host", "view"]
+__all__ = [
+    "COPY_ALIGNMENT",
+    "AnyArray",
+    "DeviceArray",
+    "apart",
+    "copied",
+    "to_device",
+    "to_host",
+    "view",
+]
 
 
 #: A copy of an array stands where the array does modulo this: what was planned for it still fits.
@@ -64,6 +73,10 @@ class DeviceArray:
         """Whether both may share memory; told by their extents."""
         (low, high), (other_low, other_high) = self.extent, other.extent
         return self.index == other.index and low < other_high and other_low < high
+
+
+#: One in host or device memory.
+AnyArray = NDArray[Any] | DeviceArray
 
 
 def view(x: Any, name: str, stream: int | None) -> DeviceArray:
@@ -141,6 +154,17 @@ def to_host(x: DeviceArray, stream: int) -> NDArray[Any]:
     streams.synchronize(stream, x.index)
     start = raw[x.pointer - low :][: x.dtype.itemsize].view(x.dtype)
     return np.lib.stride_tricks.as_strided(start, x.shape, x.strides)
+
+
+def apart(x: Any, out: Any, held: ExitStack) -> Any:
+    """Return an operand, or a copy of it while ``held`` is open if it is in memory that out writes.
+
+    Of arrays in device memory alone; all that was put on a stream with them is done.
+    """
+    if isinstance(x, DeviceArray) and isinstance(out, DeviceArray) and out.overlaps(x):
+        x = held.enter_context(copied(x, streams.DEFAULT))
+        streams.synchronize(streams.DEFAULT, x.index)
+    return x
 
 
 @contextmanager

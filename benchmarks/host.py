@@ -3,7 +3,8 @@
 Needs a GPU, CuPy and torch. Operands are normal float32 in pageable memory; results are fresh each
 time. Peers copy in, multiply and copy out, which is what their users write. A sample of every
 result is compared with float64 first, and all of it with NaN. Then the same from a budget of device
-memory against the product alone in the device; and two GPUs against one, where there are two.
+memory against the product alone in the device; with some of the arrays in the device, against
+peers that copy the others; and two GPUs against one, where there are two.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ FRESH = (
 )
 #: n, device memory, and at least what part of the rate of the product in the device.
 BUDGETED = ((32768, "2GiB", 0.5), (65536, "8GiB", 0.75))
+#: m, n, k; where a, b and the result are (D for the device); then as for `FRESH`.
+MIXED = (
+    ((16384, 16384, 16384), "DHH", 5.0, 7.0),
+    ((16384, 16384, 16384), "DDH", 5.0, 7.0),
+    ((16384, 16384, 16384), "HHD", 5.0, 7.0),
+    ((262144, 2048, 2048), "HDH", 5.0, 7.0),
+)
 #: n, and at least how many times as fast two GPUs are as one.
 SHARED = ((49152, 1.5),)
 
@@ -45,7 +53,7 @@ INPUTS = "standard normal, pageable memory"
 
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["fresh", "budgeted", "shared"])
+    parser.add_argument("parts", nargs="*", default=["fresh", "budgeted", "mixed", "shared"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--most", type=int, default=3 * 10**9, help="elements of C at most")
     given = parser.parse_args(arguments)
@@ -54,7 +62,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     except DeviceError as error:
         print(f"host: not run, {error}")
         return
-    alone = {"budgeted": "host_budgeted", "shared": "host_two_gpus"}
+    alone = {"budgeted": "host_budgeted", "mixed": "host_mixed", "shared": "host_two_gpus"}
     name = alone.get(",".join(given.parts), "host")
     bench = Benchmark(name, "host arrays on GPUs, copies included, against CuPy and torch")
     if "fresh" in given.parts:
@@ -65,6 +73,10 @@ def main(arguments: Sequence[str] = ()) -> None:
         for n, memory, least in BUDGETED:
             if n * n <= given.most:
                 within_budget(bench, n, memory, least, given.repeats)
+    if "mixed" in given.parts:
+        for (m, n, k), places, cupy_least, torch_least in MIXED:
+            if m * n <= given.most:
+                mixed(bench, m, n, k, places, cupy_least, torch_least, given.repeats)
     if "shared" in given.parts and gpus > 1:
         for n, least in SHARED:
             if n * n <= given.most:
@@ -146,6 +158,67 @@ def within_budget(bench: Benchmark, n: int, memory: str, least: float, repeats: 
     )
     ratio = times["tilewise"] / times["in the device"]
     bench.claim(case, "our time, of that in the device", ratio, 1 / least)
+
+
+def mixed(
+    bench: Benchmark,
+    m: int,
+    n: int,
+    k: int,
+    places: str,
+    cupy_least: float,
+    torch_least: float,
+    repeats: int,
+) -> None:
+    """Multiply with some arrays in the device, into a given result."""
+    import cupy
+    import torch
+
+    cupy.get_default_memory_pool().free_all_blocks()
+    torch.cuda.empty_cache()
+    a, b = normal(m, k, seed=1), normal(k, n, seed=2)
+    out = np.full((m, n), np.nan, np.float32)
+    x, y, z = (
+        cupy.asarray(array) if place == "D" else array
+        for array, place in zip((a, b, out), places, strict=True)
+    )
+    there = [torch.as_tensor(array, device="cuda") for array in (x, y, z)]  # no copies of CuPy's
+    left, right, target = (
+        each if place == "D" else torch.from_numpy(array)
+        for each, array, place in zip(there, (a, b, out), places, strict=True)
+    )
+    del there
+    plan = tw.plan(x, y, out=z)
+    print(plan, flush=True)
+
+    def by_cupy() -> None:
+        made = cupy.matmul(cupy.asarray(x), cupy.asarray(y))
+        if places[2] == "D":
+            z[...] = made
+            cupy.cuda.Device().synchronize()
+        else:
+            made.get(out=z)
+
+    def by_torch() -> None:
+        target.copy_(left.cuda() @ right.cuda())
+        torch.cuda.synchronize()
+
+    def check() -> None:
+        z[...] = np.nan
+        got = plan(x, y, out=z)
+        compare(got if isinstance(got, np.ndarray) else got.get(), a, b)
+
+    case = f"{m}x{n}x{k}, {places}"
+    times = bench.compare(
+        case,
+        {"tilewise": lambda: plan(x, y, out=z), "torch": by_torch, "cupy": by_cupy},
+        check=check,
+        inputs=INPUTS,
+        repeats=repeats,
+    )
+    ours = times["tilewise"]
+    bench.claim(case, "our time, of CuPy's", ours / times["cupy"], 1 / cupy_least)
+    bench.claim(case, "our time, of torch's", ours / times["torch"], 1 / torch_least)
 
 
 def on_two(bench: Benchmark, n: int, least: float) -> None:

@@ -590,6 +590,10 @@ def test_libraries_do_not_take_each_others_products(
                 tw.matmul(one, other)
     assert machine.general == 1 + 4 + 1 + 6
     assert set(machine.streams) == {1, OTHER_STREAM}
+    for first, second in ((a, b), (x, y)):  # a result in host memory is none like it
+        asked = _repeat.question(first, second, None, None)
+        assert _repeat.product(first, second, np.zeros((4, 4), "f4"), None, asked) is None
+        assert _repeat.product(first, second, None, None, asked) is not None
     transposed = Ndarray(a.array.T)
     assert (tw.matmul(transposed, y).array == a.array.T @ b.array).all()
     far = Ndarray(np.copyto(held := buffer((4, 4), "float32", skip=4), a.array) or held)

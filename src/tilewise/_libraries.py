@@ -209,7 +209,7 @@ class _Cupy:
 
     def _described(self, x: Any) -> tuple[Any, ...] | None:
         if type(x) is not self.array:
-            return None
+            return () if x is None else None  # nothing is described as another library's array is
         return x.shape, x.strides, x.dtype, x.data.device_id, x.data.ptr & 15 == 0
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from benchmarks.host import normal
 from tests.gpu.support import EXACT, INEXACT, PoolHigh, download, in_memory, random, upload
 from tests.support import small_integers, within_bound
 from tilewise import _streamed
@@ -67,8 +68,8 @@ def test_D11_a_larger_operand_streams_past_one_on_the_device(rng: Any) -> None:
     import cupy
 
     budget, k = 1 << 30, 16384
-    a = random(rng, (budget * 3 // 5 // 4 // k, k), "float32")
-    b = random(rng, (k, 2 * budget // 4 // k), "float32")
+    a = normal(budget * 3 // 5 // 4 // k, k, seed=1)
+    b = normal(k, 2 * budget // 4 // k, seed=2)
     x = cupy.asarray(a)
     expected = cupy.empty((len(a), b.shape[1]), np.float32)
     tw.matmul(x, cupy.asarray(b), out=expected)
@@ -97,8 +98,8 @@ def test_bits_are_those_of_device_operands(rng: Any, dtype: Any) -> None:
     a, b = random(rng, (700, 520), dtype), random(rng, (520, 900), dtype)
     expected = in_memory(a, b)
     for places in PLACES:
-        for memory in (2000 << 10, 20 << 20):
-            got = multiplied(a, b, places, memory=memory * a.itemsize)
+        for memory in (4 << 20, 20 << 20):
+            got = multiplied(a, b, places, memory=memory * max(a.itemsize, 2))
             assert got.tobytes() == expected.tobytes(), (places, memory)
 
 
@@ -115,7 +116,7 @@ def test_bits_where_an_operand_in_place_is_split_once(
         x[rows[10:20], 999] = 1e-30
         x[rows[20:]] *= np.float32(1e-25)
     expected = in_memory(a, b, precision=precision)
-    for places, memory in itertools.product(PLACES, (None, "24MiB", "60MiB")):
+    for places, memory in itertools.product(PLACES, (None, "40MiB", "60MiB")):
         got = multiplied(a, b, places, memory=memory, precision=precision)
         assert got.tobytes() == expected.tobytes(), (places, memory)
 
@@ -150,7 +151,9 @@ def test_layouts_batches_and_vectors(rng: Any, way: str, dtype: str) -> None:
         budget = None if a.size == 0 else rng.choice(["600KiB", "2MiB", "64MiB"])
         expected = in_memory(x, y) if a.size else np.matmul(a, b)
         got = multiplied(x, y, places, memory=budget)
-        assert (got == np.matmul(a.astype("f8"), b.astype("f8"))).all(), (a_shape, b_shape, places)
+        exact = np.matmul(a.astype("f8"), b.astype("f8"))
+        wrapped = exact.astype("i8").astype(dtype)
+        assert (got == wrapped).all(), (a_shape, b_shape, places)
         assert got.tobytes() == expected.tobytes()
 
 

@@ -145,7 +145,30 @@ def table_of_budgets(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_TABLES = {"call": table_of_calls, "host": table_of_host, "host_budgeted": table_of_budgets}
+def table_of_mixed(record: dict[str, Any]) -> str:
+    """Return a row for each product of arrays of which some are in the device."""
+    lines = [
+        "| float32, M × N × K | on the GPU | time | of CuPy's rate | of torch's |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for case in timed(record):
+        sizes, _, places = case["case"].partition(", ")
+        there = [name for name, place in zip("abc", places, strict=True) if place == "D"]
+        ours = case["calls"]["tilewise"]
+        speeds = " | ".join(f"{ratio(ours, case['calls'][x]):.1f}" for x in ("cupy", "torch"))
+        lines.append(
+            f"| {shown_sizes(sizes)} | {', '.join(there)} | {shown_time(ours['median_s'])} "
+            f"| {speeds} |"
+        )
+    return "\n".join(lines)
+
+
+_TABLES = {
+    "call": table_of_calls,
+    "host": table_of_host,
+    "host_budgeted": table_of_budgets,
+    "host_mixed": table_of_mixed,
+}
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:

@@ -53,9 +53,9 @@ def matmul(
         Batch axes broadcast and are never expanded. Two lists of arrays are multiplied pair by
         pair, once all pairs are found to be in order, and give a list.
     out : array (..., m, n), optional
-        Where to write: exactly the result's shape and dtype, any strides. It may overlap an
-        operand; the result is then computed beside it. Of lists, no array may overlap one of
-        another pair.
+        Where to write: exactly the result's shape and dtype, any strides, on the host or on the
+        operands' GPU. It may overlap an operand; the result is then computed beside it. Of lists,
+        no array may overlap one of another pair.
     dtype : dtype, optional
         The result's type, computed without overflow on the way: int8 matrices with
         ``dtype=np.int32`` give exact sums.
@@ -64,19 +64,20 @@ def matmul(
         columns for float64; the plan says what is given, and the CPU never gives less. "ieee" is
         for float32 by chains of fused multiply-adds where a GPU would use its tensor cores.
     stream : object, optional
-        Of operands in device memory: where the product is put, anything with ``__cuda_stream__``.
-        By default the stream their library works on now (torch, CuPy), or CUDA's default stream.
+        Of arrays in device memory: where the product is put, or, with others on the host, what it
+        comes after; anything with ``__cuda_stream__``. By default the stream their library works
+        on now (torch, CuPy), or CUDA's default stream.
     memory : int or str, optional
         Budget for what tilewise itself holds, on the host and on each device: the result, unless
         ``out`` takes it as it is computed; copies, such as of operands that ``out`` overlaps;
-        workspace; what ``verify`` takes; on a GPU that multiplies host operands, what of them is
-        there at a time. Bytes, or text such as "2GiB" or "80%", which is of the device that
-        operands are on, and otherwise of this machine's memory and of each device's. Of lists it
-        is for all pairs together.
+        workspace; what ``verify`` takes; on a GPU, what is there at a time of arrays on the host.
+        Bytes, or text such as "2GiB" or "80%", which is of the device that all arrays are on, and
+        otherwise of this machine's memory and of each device's. Of lists it is for all pairs
+        together.
     devices : str or list of str, optional
         "cpu", "cuda:0", or for host operands several GPUs. By default operands are multiplied
-        where they are, and large ones on the host by a GPU if that is expected to be done well
-        before the CPU; the plan says which, and why.
+        where they are, on the GPU if any array is on one, and large ones on the host by a GPU if
+        that is expected to be done well before the CPU; the plan says which, and why.
     verify : bool
         Check the result by `check` before it is returned or written.
 
@@ -84,10 +85,11 @@ def matmul(
     -------
     array (..., m, n)
         Of the operands' kind, where they are (on the host NumPy's, if their library has no arrays
-        of its type); ``out`` itself if it was given; a scalar for two vectors. Host operands block
-        until the result is complete; device operands return at once, with the product in the order
-        of the stream, unless ``stream`` was not given and an array is of a library whose stream is
-        not known (neither torch nor CuPy), or ``out`` of another.
+        of its type); of one operand on the host and one on a GPU, on the host, of that one's kind;
+        ``out`` itself if it was given; a scalar for two vectors. With an array on the host the call
+        blocks until the result is complete. Without, it returns at once, with the product in the
+        order of the stream, unless ``stream`` was not given and an array is of a library whose
+        stream is not known (neither torch nor CuPy), or ``out`` of another.
 
     Raises
     ------

@@ -14,7 +14,9 @@ import tilewise as tw
 from tests.outofcore.fake_arrays import Onboard, late, onboard_library
 from tests.outofcore.fake_device import FakeCuda
 from tests.outofcore.fake_gpus import fake_gpus
-from tests.support import goes_on, small_integers
+from tests.support import goes_on, planned, small_integers
+from tests.test_gpu_plan import gpu
+from tilewise._operand import Operand
 from tilewise.errors import (
     BudgetError,
     CheckError,
@@ -353,6 +355,13 @@ def test_what_is_refused(cuda: FakeCuda, rng: Any, what: str) -> None:
         with pytest.raises(error, match=message):
             call(Onboard(a), b, **options)
     assert (tw.matmul(Onboard(a), b) == a @ b).all()
+
+
+def test_D2_a_result_that_no_gpu_holds_is_refused_with_the_way_out() -> None:
+    x = Operand((203_743, 58), np.dtype("f4"), (232, 4), where="cuda:0")
+    y = Operand((58, 203_743), np.dtype("f4"), (4, 232), where="cuda:0")
+    with pytest.raises(BudgetError, match=r"154\.6\d GiB.*cuda:0.*out= in host memory.*memmap"):
+        planned(x, y, gpu=gpu())
 
 
 def test_places_that_do_not_meet(cuda: FakeCuda, rng: Any) -> None:

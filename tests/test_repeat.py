@@ -601,6 +601,26 @@ def test_libraries_do_not_take_each_others_products(
     assert machine.general == 14
 
 
+def test_D2_no_room_for_a_result_is_said_with_the_way_out(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OutOfMemoryError(RuntimeError):
+        """torch's."""
+
+    def full(*given: Any, **options: Any) -> Any:
+        raise OutOfMemoryError("CUDA out of memory")
+
+    a, b = tensor((4, 5)), tensor((5, 6))
+    tw.matmul(a, b)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "new_empty_strided", full)  # what a product like one before calls
+        patch.setattr(sys.modules["torch"], "empty", full)
+        for _ in range(2):
+            with pytest.raises(BudgetError, match=r"\(4, 6\) float32 takes 96 B.*np\.memmap"):
+                tw.matmul(a, b)
+    assert is_product(tw.matmul(a, b), a, b)
+
+
 def test_a_group_like_one_before_is_launched_at_once(machine: Machine) -> None:
     a, b = [tensor((3, 4)) for _ in range(4)], [tensor((4, 5)) for _ in range(4)]
     for general in (4, 4, 4):

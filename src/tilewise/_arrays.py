@@ -6,6 +6,7 @@ of array the operands were. No array library is imported that the caller has not
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -18,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._libraries import check_torch, extension_dtype, known_library, library_name
-from .errors import DeviceError, DTypeError, OptionError, ShapeError, TilewiseError, describe
+from ._memory import no_room
+from .errors import (
+    DeviceError,
+    DTypeError,
+    OptionError,
+    ShapeError,
+    TilewiseError,
+    describe,
+)
 from .numerics.dtypes import is_extension
 
 if TYPE_CHECKING:
@@ -313,7 +322,23 @@ def on_device(
 def empty_like(
     a: Any, b: Any, shape: tuple[int, ...], dtype: np.dtype[Any], index: int, stream: int
 ) -> tuple[Any, DeviceArray]:
-    """Return a new device array of the operands' library, not yet written, in both its forms."""
+    """Return a new device array of the operands' library, not yet written, in both its forms.
+
+    BudgetError if its library has no room for it.
+    """
+    try:
+        return _new_like(a, b, shape, dtype, index, stream)
+    except Exception as error:  # CuPy's is a MemoryError, torch's and JAX's a RuntimeError
+        told = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if isinstance(error, TilewiseError) or not (told or "RESOURCE_EXHAUSTED" in str(error)):
+            raise
+        nbytes = math.prod(shape) * dtype.itemsize
+        raise no_room(f"{shape} {dtype}", nbytes, f"cuda:{index}") from error
+
+
+def _new_like(
+    a: Any, b: Any, shape: tuple[int, ...], dtype: np.dtype[Any], index: int, stream: int
+) -> tuple[Any, DeviceArray]:
     library = common_library(a, b)
     known = None if library is None else known_library(library.__name__)
     if known is not None:

@@ -126,6 +126,15 @@ def over_budget(
     )
 
 
+def no_room(result: str, result_bytes: int, device: str) -> BudgetError:
+    """Return the error for a result, by shape and type, that a device has no room for."""
+    return BudgetError(
+        f"the result {result} takes {format_bytes(result_bytes, is_needed=True)}, and {device} has "
+        "no room for that; pass out= in host memory, such as np.memmap(...): it is written there "
+        "piece by piece"
+    )
+
+
 def total_bytes() -> int:
     """Return the memory of this machine, or of the container that limits this process."""
     import psutil

@@ -303,6 +303,8 @@ def make_plan(
         plan = _with_check(plan, held_bytes, is_streamed)
     is_on_host = gpu is None or machine is not None
     needed = max(plan.held_bytes, plan.verify_bytes + held_bytes * is_on_host)
+    if gpu is not None and not is_on_host and held_bytes > gpu.memory_bytes:
+        raise _memory.no_room(f"{shape} {result}", held_bytes, plan.device)
     if budget is not None and needed > budget:
         raise _memory.over_budget(
             f"{shape} {result}",

@@ -98,7 +98,10 @@ def product(a: Any, b: Any, out: Any, stream: Any, asked: Hashable) -> Any:
         return None
     if kept.make is not None:
         driver.require()
-        out, c_at = kept.make(a)
+        try:
+            out, c_at = kept.make(a)
+        except (MemoryError, RuntimeError):  # no room: the general way says so
+            return None
         pointers = a_at, b_at, c_at
     kept.put(pointers, handle)
     return out

@@ -15,7 +15,7 @@ from tests.gpu.support import EXACT, INEXACT, PoolHigh, download, in_memory, ran
 from tests.support import small_integers, within_bound
 from tilewise import _streamed
 from tilewise._memory import parse_budget
-from tilewise.errors import CheckError, DeviceError, OptionError
+from tilewise.errors import BudgetError, CheckError, DeviceError, OptionError
 from tilewise.runtime import pinned
 from tilewise.runtime.memory import pool
 
@@ -289,6 +289,23 @@ def test_D2_a_product_of_device_operands_goes_to_a_file(rng: Any, tmp_path: Path
     rows = slice(4000, 4100)
     assert within_bound(np.asarray(out[rows]), x[rows], x.T)
     assert np.asarray(out[rows]).tobytes() == in_memory(x[rows], x.T).tobytes()
+
+
+def test_D2_no_room_for_a_result_in_the_device_is_said_with_the_way_out() -> None:
+    import cupy
+    import torch
+
+    x = cupy.ones((203_743, 58), np.float32)
+    with pytest.raises(BudgetError, match=r"154\.6\d GiB.*np\.memmap"):
+        tw.matmul(x, x.T)
+    taken = cupy.empty(70 << 30, np.uint8)
+    x = cupy.ones((150_000, 58), np.float32)
+    for there in (x, torch.as_tensor(x, device="cuda")):
+        with pytest.raises(BudgetError, match=r"83\.8\d GiB.*cuda:0 has no room.*np\.memmap"):
+            tw.matmul(there, there.T)
+    del taken, there
+    cupy.get_default_memory_pool().free_all_blocks()
+    assert float(tw.matmul(x[:100], x[:100].T)[0, 0]) == 58
 
 
 def test_the_kind_of_a_result_is_the_host_operand_s(rng: Any) -> None:

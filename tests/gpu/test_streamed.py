@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from benchmarks.host import normal
 from tests.gpu.support import EXACT, INEXACT, PoolHigh, download, in_memory, random, upload
 from tests.support import (
     exact_integers,
@@ -590,6 +591,21 @@ class TestSeveralGpus:
             assert each.held_bytes() <= 1.05 * budget + 100e6
         assert within_bound(out[:100], a[:100], b, 2.0**-53)
         assert out.tobytes() == in_memory(a, b).tobytes()
+
+    def test_H7_two_are_faster_or_the_plan_says_what_they_wait_for(self) -> None:
+        n = 40_000
+        a, b = normal(n, n, seed=1), normal(n, n, seed=2)
+        out = np.full((n, n), np.nan, np.float32)
+        seconds, limits = [], set()
+        for devices in (self.BOTH[:1], self.BOTH):
+            plan = tw.plan(a, b, out=out, devices=devices)
+            plan(a, b, out=out)
+            start = time.perf_counter()
+            plan(a, b, out=out)
+            seconds.append(time.perf_counter() - start)
+            limits = {part.limit for part in plan.how.parts}
+        assert within_bound(out[:8, :64], a[:8], b[:, :64])
+        assert seconds[0] >= 1.7 * seconds[1] or limits != {"compute"}, seconds
 
 
 def test_options_that_contradict_are_refused() -> None:

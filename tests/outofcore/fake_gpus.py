@@ -94,6 +94,8 @@ def gpu_numbered(index: int) -> Any:
 
 
 def view(pointer: int, x: Operand) -> Any:
-    raw = (np.ctypeslib.ctypes.c_uint8 * x.dtype.itemsize).from_address(pointer)
-    first = np.frombuffer(raw, np.uint8).view(x.dtype)
-    return np.lib.stride_tricks.as_strided(first, x.shape, x.strides)
+    steps = [(n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)]
+    before = -sum(step for step in steps if step < 0)
+    nbytes = before + sum(step for step in steps if step > 0) + x.dtype.itemsize
+    raw = (np.ctypeslib.ctypes.c_uint8 * nbytes).from_address(pointer - before)
+    return np.ndarray(x.shape, x.dtype, raw, before, x.strides)

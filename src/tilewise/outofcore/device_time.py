@@ -36,7 +36,9 @@ def expected(schedule: Schedule, rates: Rates, compute_s: float | None = None) -
     # Nothing is computed while the first panels come, and nothing else while the last part of C
     # leaves; and a lone buffer is not filled while it is read, or emptied while it is written.
     job = schedule.job
-    last = schedule.tile_m * schedule.tile_n * job.c_bytes * schedule.at_once
+    last = 0
+    if job.c_strides is None:
+        last = job.c_store(schedule.tile_m, schedule.tile_n).nbytes * schedule.at_once
     alone = (first + last) / min(rates.bus_bytes, rates.disk_bytes)
     lines = count(job.m, schedule.tile_m), count(job.n, schedule.tile_n)
     if schedule.order == "corner":  # each panel brings more work than the one before it

@@ -27,7 +27,7 @@ from tilewise.errors import (
     ShapeError,
     TilewiseError,
 )
-from tilewise.outofcore.device_schedule import Load
+from tilewise.outofcore.device_schedule import Launch, Load
 from tilewise.runtime import memory as device_memory
 
 PLACES = [x for x in itertools.product("HD", "HD", "-HD") if len({*x} - {"-"}) == 2]
@@ -265,6 +265,24 @@ def test_k_in_pieces_of_what_is_in_place(cuda: FakeCuda, rng: Any) -> None:
         assert (out == expected).all()
 
 
+def test_why_all_of_K_has_to_be_there_for_a_result_in_place(cuda: FakeCuda) -> None:
+    a, b = np.ones((40, 100_000), "int32"), np.ones((100_000, 2), "int32")
+    with pytest.raises(BudgetError, match="all of K = 100000 has to be there, as c in place"):
+        tw.plan(a, b, out=Onboard(np.zeros((40, 2), "int32")), memory="300KiB")
+
+
+def test_what_is_not_cut_is_aligned_whatever_its_size(cuda: FakeCuda, rng: Any) -> None:
+    """Such as rows of 77 elements in a matrix of 80, as for a product that is all there."""
+    a, b = (small_integers(rng, (300, 80), "f4")[:, :77] for _ in "ab")
+    for x, y, side in ((Onboard(a), b.T, 0), (a, Onboard(b.T), 1)):
+        plan = tw.plan(x, y, memory="500KiB")
+        schedule = plan.how.parts[0].schedule
+        launches = [each for each in schedule.operations() if isinstance(each, Launch)]
+        assert len(launches) > 1
+        assert all(schedule.layout(each, side).is_aligned for each in launches)
+        assert (plan(x, y) == a @ b.T).all()
+
+
 def test_what_is_in_place_is_split_once(cuda: FakeCuda, rng: Any) -> None:
     a, b = small_integers(rng, (700, 300), "f4"), small_integers(rng, (300, 650), "f4")
     stack = small_integers(rng, (3, 100, 300), "f4")
@@ -382,6 +400,30 @@ def test_places_that_do_not_meet(cuda: FakeCuda, rng: Any) -> None:
         tw.matmul(None, Onboard(a))
     with pytest.raises(DTypeError, match="requires|sparse|masked"):
         tw.matmul(Onboard(a), np.ma.masked_array(b))
+
+
+def test_a_plan_is_for_arrays_that_begin_as_its_own(cuda: FakeCuda, rng: Any) -> None:
+    a, b = small_integers(rng, (30, 30), "float32"), small_integers(rng, (30, 30), "float32")
+    for places in PLACES:
+        arrays = [a, b, np.zeros((30, 30), "f4")]
+        given, odd = ([placed(x, p) for x, p in zip(arrays, places, strict=True)] for _ in "ab")
+        for i in range(3):
+            raw = np.zeros(30 * 30 + 8, "f4")
+            start = -raw.ctypes.data // 4 % 4 + 1
+            shifted = raw[start : start + 900].reshape(30, 30)
+            shifted[...] = arrays[i]
+            odd[i] = placed(shifted, places[i])
+        if places[2] == "-":
+            given[2] = odd[2] = None
+        plan = tw.plan(*given[:2], out=given[2])
+        for i in range(3):
+            mixed = [*given[:i], odd[i], *given[i + 1 :]]
+            if places[i] == "D":
+                with pytest.raises(ShapeError, match="multiple of 16 bytes.*make a plan"):
+                    plan(*mixed[:2], out=mixed[2])
+            else:
+                got = plan(*mixed[:2], out=mixed[2])
+                assert (getattr(got, "array", got) == a @ b).all()
 
 
 def test_a_plan_is_for_arrays_where_they_were(cuda: FakeCuda, rng: Any) -> None:

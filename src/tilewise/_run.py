@@ -232,7 +232,7 @@ def _check_room(plan: Plan, target: NDArray[Any] | None, is_apart: bool) -> None
 
 
 def _check_place(plan: Plan, there: OnDevice) -> None:
-    """Raise OptionError if the result is not asked for where the plan has it."""
+    """Raise unless arrays are where the plan has them, and begin as it relies on."""
     planned, target = plan.asked.out, there.out
     is_there = target is not None and not isinstance(target, np.ndarray)
     if (
@@ -240,11 +240,20 @@ def _check_place(plan: Plan, there: OnDevice) -> None:
         or (planned is not None and planned.is_on_gpu) != is_there
     ):
         raise OptionError(_ELSEWHERE)
-    if there.is_mixed and plan.device != f"cuda:{there.gpu}":
+    if not there.is_mixed:
+        return  # kernels say themselves what they rely on, before anything is written
+    if plan.device != f"cuda:{there.gpu}":
         raise OptionError(
             f"an array is on cuda:{there.gpu}, and this plan is for {plan.device}; make a plan "
             "with the same arguments"
         )
+    given = (("a", there.a, plan.asked.a), ("b", there.b, plan.asked.b), ("out", target, planned))
+    for name, x, place in given:
+        if place is not None and place.is_on_gpu and place.aligned and not x.aligned:
+            raise ShapeError(
+                f"{describe(name, x)} begins at no multiple of 16 bytes, as this plan is for; make "
+                "a plan for it"
+            )
 
 
 def _check_copies(plan: Plan, x: AnyArray, y: AnyArray, target: DeviceArray) -> None:

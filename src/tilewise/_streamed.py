@@ -479,7 +479,8 @@ def _part(
     schedule = choose(job, budget, rates, fit, _workspace_share(plan, job, gpu))
     if schedule is None:
         size = format_bytes
-        needs = "" if job.piece else f"; all of K = {job.k} has to be there, for its order of sums"
+        reason = "as c in place is written once" if _piece(plan, whole) else "for its order of sums"
+        needs = "" if job.piece else f"; all of K = {job.k} has to be there, {reason}"
         raise BudgetError(
             f"the smallest tiles of {plan.a} @ {plan.b} take {size(least_bytes(job))} and a "
             f"workspace on cuda:{gpu.index}, and {size(budget)} may be taken there{needs}; raise "

@@ -249,7 +249,7 @@ class Schedule:
         """Return where a launch writes."""
         store, job = self.c_store(launch), self.job
         if job.c_strides is not None:
-            is_aligned = self._begins_aligned(job.batch, job.c_strides, self.tile_m, self.tile_n)
+            is_aligned = self._begins_aligned(job.batch, job.c_strides, "mn")
             offset = _offset(launch.c, job.c_strides)
             return Layout(offset, launch.shape, job.c_strides, is_aligned)
         offset = launch.c_slot * self.c_slot_bytes
@@ -292,19 +292,26 @@ class Schedule:
         if x.repeats_size:
             part = slice(0, 1)
         depth = slice(launch.k_at, launch.k_at + launch.k)
-        last, shape, tiles = (part, depth), (size, launch.k), (self.tile_m, self.tile_k)
+        last, shape = (part, depth), (size, launch.k)
         if side:
-            last, shape, tiles = (depth, part), (launch.k, size), (self.tile_k, self.tile_n)
-        is_aligned = self._begins_aligned(x.batch, strides, *tiles)
+            last, shape = (depth, part), (launch.k, size)
+        is_aligned = self._begins_aligned(x.batch, strides, "kn" if side else "mk")
         offset = _offset((*own, *last), strides)
         return Layout(offset, (*sizes(own), *shape), strides, is_aligned)
 
-    def _begins_aligned(
-        self, batch: tuple[int, ...], strides: tuple[int, ...], rows: int, cols: int
-    ) -> bool:
-        """Say whether all tiles of an array in place begin at multiples of 16 bytes from it."""
-        steps = [step for size, step in zip(batch, strides, strict=False) if size > 1]
-        return all(step % 16 == 0 for step in (*steps, rows * strides[-2], cols * strides[-1]))
+    def _begins_aligned(self, batch: tuple[int, ...], strides: tuple[int, ...], axes: str) -> bool:
+        """Say whether all tiles of an array in place begin at multiples of 16 bytes from it.
+
+        An axis that is not cut has one place to begin at, whatever its size.
+        """
+        job = self.job
+        cut = {"m": (job.m, self.tile_m), "n": (job.n, self.tile_n), "k": (job.k, self.tile_k)}
+        pairs = [(size, 1) for size in batch] + [cut[axis] for axis in axes]
+        return all(
+            tile * step % 16 == 0
+            for (size, tile), step in zip(pairs, strides, strict=True)
+            if size > tile
+        )
 
     def _corner(self) -> Iterator[Load | Launch]:
         job = self.job

@@ -51,7 +51,8 @@ def matmul(
     b : array_like (..., k, n) or (k,)
         Numbers of any NumPy type, bfloat16 or float8; any strides, alignment and byte order.
         Batch axes broadcast and are never expanded. Two lists of arrays are multiplied pair by
-        pair, once all pairs are found to be in order, and give a list.
+        pair, once all pairs are found to be in order, and give a list. A dask array gives a dask
+        array, computed later, to whose tasks options apply one by one (docs/larger.md).
     out : array (..., m, n), optional
         Where to write: exactly the result's shape and dtype, any strides, on the host or on the
         operands' GPU. It may overlap an operand; the result is then computed beside it. Of lists,
@@ -123,6 +124,10 @@ def matmul(
             with _naming(number):
                 results.append(run())
         return results
+    if any(map(_arrays.is_dask, (a, b, out))):
+        from . import distributed
+
+        return distributed.matmul(a, b, out=out, stream=stream, **options.asked)
     return _Product.of(a, b, out, stream, options).run(asked)
 
 
@@ -247,6 +252,11 @@ class _Options(NamedTuple):
     devices: Any = None
     verify: Any = False
     taken_bytes: int = 0  #: of ``memory``, by other products
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options by the names that `matmul` has for them."""
+        return dict(zip(self._fields[:-1], self[:-1], strict=True))
 
 
 class _Product(NamedTuple):

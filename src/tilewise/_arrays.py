@@ -42,7 +42,9 @@ __all__ = [
     "common_library",
     "empty_like",
     "give_back",
+    "is_dask",
     "is_group",
+    "is_on_gpu",
     "mapped_by",
     "meeting",
     "no_stream",
@@ -94,10 +96,13 @@ def adopt(x: Any, name: str) -> NDArray[Any]:
             raise DTypeError(f"{name} is an np.matrix, whose * differs; pass np.asarray({name})")
         check_has_all_elements(x, name)
         return x.view(np.ndarray)
+    if is_dask(x):
+        raise DTypeError(
+            f"{name} is a dask {type(x).__name__}; only matmul takes dask arrays, one pair at a "
+            f"time, and nothing else of dask; pass {name}.compute()"
+        )
     library = library_name(x)
     check_has_all_elements(x, name)
-    if library == "dask":
-        raise DTypeError(f"{name} is a dask array, not multiplied here; pass {name}.compute()")
     if library == "torch":
         return _adopt_torch(x, name)
     if hasattr(x, "__cuda_array_interface__"):
@@ -366,6 +371,16 @@ def no_stream(stream: Any) -> OptionError:
         f"stream={stream!r} was given, and the operands are in host memory; host products block "
         "until done and take no stream"
     )
+
+
+def is_dask(x: Any) -> bool:
+    """Whether ``x`` is one of dask's collections."""
+    return library_name(x) == "dask"
+
+
+def is_on_gpu(x: Any, name: str) -> bool:
+    """Whether the array ``x`` is in the memory of a GPU."""
+    return _place(x, name) is not None
 
 
 def is_group(x: Any) -> bool:

@@ -2,9 +2,9 @@
 
 Scheduling, retries, spilling and clusters are dask's. What it is given is one task for each chunk
 of C and each piece of K, which multiplies a chunk of A by one of B and adds the sum that the task
-for the piece before has left. So no task holds more than a chunk of A, one of B and two of C,
-however long K is; and the pieces of K are added in order, so that no bit depends on which task was
-done first, by whom or how often.
+for the piece before has left. So no task holds more than a chunk of A, one of B, two of C (a third,
+rounded, in the last one) and what tilewise multiplies with, however long K is; and the pieces of K
+are added in order, so that no bit depends on which task was done first, or how often.
 
 Sums are held in the type that tilewise sums in, and the last task rounds them once. A chain of
 partial sums keeps to the error bound for K (docs/numerics.md).
@@ -185,7 +185,7 @@ def _as_dask(x: Any, other: Any, axes: tuple[int, int]) -> da.Array:
     """
     if isinstance(x, da.Array):
         return x
-    chunks: list[Any] = ["auto"] * x.ndim
+    chunks: list[Any] = [-1 if 0 in x.shape else "auto"] * x.ndim  # "auto" divides by sizes
     for mine, its in _meeting(x, other, axes):
         if x.shape[mine] == other.shape[its]:
             chunks[mine] = other.chunks[its]
@@ -290,8 +290,9 @@ def _tasks(
             for j, column in enumerate(columns):
                 place = (*at, *(i,) * (a.ndim > 1), *(j,) * (b.ndim > 1))
                 total = None
-                for piece, (x, y) in enumerate(zip(row, column, strict=True), 1):
-                    is_last = piece == len(row)
+                pieces = list(zip(row, column, strict=False))  # dask cuts no array of size 0
+                for piece, (x, y) in enumerate(pieces, 1):
+                    is_last = piece == len(pieces)
                     key: Any = (f"matmul-sum-{token}", *place, piece)
                     if is_last:
                         key = (f"matmul-{token}", *place)
@@ -304,9 +305,10 @@ def _references(x: da.Array, at: tuple[int, ...], *, is_row: bool) -> list[list[
     """Return the chunks of each row (or column) of chunks, along K, at a place of the batch."""
     if x.ndim == 1:
         return [[TaskRef((x.name, k)) for k in range(x.numblocks[0])]]
-    sizes = x.shape[:-2]
-    own = at[len(at) - len(sizes) :]
-    start = (x.name, *(0 if n == 1 else i for i, n in zip(own, sizes, strict=True)))
+    counts = x.numblocks[:-2]
+    own = at[len(at) - len(counts) :]
+    # One chunk of a broadcast axis serves all; so does one of an empty axis.
+    start = (x.name, *map(min, own, (count - 1 for count in counts)))
     rows, columns = map(range, x.numblocks[-2:])
     if is_row:
         return [[TaskRef((*start, i, k)) for k in columns] for i in rows]

@@ -329,6 +329,30 @@ def test_chunks_of_two_libraries_have_no_common_kind(monkeypatch: Any) -> None:
         tw.matmul(a, b)
 
 
+def test_chunks_on_a_gpu_stay_there_unless_the_others_are_not(monkeypatch: Any) -> None:
+    class Onboard(Kind):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    def on_gpu(a: Any, b: Any, *, dtype: Any, **options: Any) -> Any:
+        return Onboard(np.matmul(a.data.astype(dtype), b.data.astype(dtype)))
+
+    plain = tw.matmul
+    monkeypatch.setitem(sys.modules, "onboard", ModuleType("onboard"))
+    monkeypatch.setattr(Onboard, "__module__", "onboard.arrays")
+    monkeypatch.setattr(distributed._api, "matmul", on_gpu)
+    x = np.arange(36, dtype="f2").reshape(6, 6) / 8
+    there = cut(x, 6, 2).map_blocks(lambda x: Onboard(x), meta=Onboard(np.empty((0, 0), "f2")))
+    assert type(plain(there, x)._meta) is np.ndarray
+    for b in (there, Onboard(x)):
+        c = plain(there, b)
+        found = blocks(c)
+        assert {type(c._meta), *map(type, found)} == {Onboard}
+        whole = np.hstack([block.data for block in found])
+        assert whole.dtype == np.float16
+        assert np.array_equal(whole, (x.astype("f4") @ x.astype("f4")).astype("f2"))
+
+
 def test_a_product_travels(rng: Any) -> None:
     """As a pickle, and to other processes, from which errors come back as what they are."""
     a, b = rng.integers(-9, 9, (6, 8)), rng.integers(-9, 9, (8, 6))

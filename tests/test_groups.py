@@ -11,7 +11,7 @@ import pytest
 
 import tilewise as tw
 from tests.support import small_integers
-from tilewise import _arrays
+from tilewise import _overlap
 from tilewise.errors import BudgetError, DTypeError, OptionError, ShapeError
 from tilewise.runtime.arrays import DeviceArray
 
@@ -113,12 +113,12 @@ def test_arrays_of_a_group_may_share_what_they_do_not_both_use(rng: Any) -> None
     left, right = base[:, :6], base[:, 6:]
     for kind in (lambda x: x, there):
         x, y, z = kind(a), kind(left), kind(right)
-        assert _arrays.meeting([(x, x, y), (x, x, z)]) is None  # columns that alternate
-        assert _arrays.meeting([(x, x, y), (z, x, None)]) is None
-        assert _arrays.meeting([(x, x, y), (y, x, z)]) == 0
-        assert _arrays.meeting([(x, x, y), (x, x, kind(base[3:5, 5:7]))]) == 0
-        assert _arrays.meeting([(x, y, None), (x, x, kind(base[::-1, 3]))]) == 1
-        assert _arrays.meeting([(x, x, x), (y, y, y)]) is None  # of its own pair
+        assert _overlap.meeting([(x, x, y), (x, x, z)]) is None  # columns that alternate
+        assert _overlap.meeting([(x, x, y), (z, x, None)]) is None
+        assert _overlap.meeting([(x, x, y), (y, x, z)]) == 0
+        assert _overlap.meeting([(x, x, y), (x, x, kind(base[3:5, 5:7]))]) == 0
+        assert _overlap.meeting([(x, y, None), (x, x, kind(base[::-1, 3]))]) == 1
+        assert _overlap.meeting([(x, x, x), (y, y, y)]) is None  # of its own pair
 
 
 def test_arrays_of_a_group_may_be_maps_of_one_file(rng: Any, tmp_path: Path) -> None:

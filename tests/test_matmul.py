@@ -25,7 +25,7 @@ from tests.support import (
     small_integers,
     within_bound,
 )
-from tilewise import _arrays, _cpu
+from tilewise import _cpu, _overlap
 from tilewise.errors import DTypeError, OptionError, ShapeError
 from tilewise.numerics import limbs
 
@@ -299,12 +299,12 @@ def test_maps_share_what_both_have_of_a_file(rng: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     one = np.load(tmp_path / "x.npy", mmap_mode="r")
     other = np.load(tmp_path / "x.npy", mmap_mode="r+")
-    assert not _arrays.overlap(other[:100], one[100:])
-    assert not _arrays.overlap(other[:, ::2], one[:, 1::2])
-    assert _arrays.overlap(other[:101], one[100:])
-    assert not _arrays.overlap(other + 1, one)  # what is computed of a map is none
+    assert not _overlap.overlap(other[:100], one[100:])
+    assert not _overlap.overlap(other[:, ::2], one[:, 1::2])
+    assert _overlap.overlap(other[:101], one[100:])
+    assert not _overlap.overlap(other + 1, one)  # what is computed of a map is none
     for view in (np.asarray, np.frombuffer, np.lib.stride_tricks.as_strided):
-        assert _arrays.overlap(view(other), one)
+        assert _overlap.overlap(view(other), one)
     place = other[100:]
     tw.matmul(one[:100], one[50:150], out=place)
     assert np.array_equal(place, x[:100] @ x[50:150])

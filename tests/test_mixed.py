@@ -234,6 +234,48 @@ def test_a_result_over_an_operand(cuda: FakeCuda, rng: Any, kept: bool) -> None:
         apart(room.a, room.b, out=room.a)
 
 
+def test_memory_that_the_host_and_a_gpu_both_see(cuda: FakeCuda, rng: Any) -> None:
+    """Managed memory, say: an out on one side is an operand on the other."""
+    n = 200
+    a, b = small_integers(rng, (n, n), "float32"), small_integers(rng, (n, n), "float32")
+    for memory in (None, "900KiB"):
+        for places, side in (
+            ("DHH", 0),
+            ("HDH", 1),
+            ("DDH", 0),
+            ("HHD", 0),
+            ("HDD", 0),
+            ("DHD", 1),
+        ):
+            x = [a.copy(), b.copy()]
+            out = x[side]
+            assert places[side] != places[2]
+            assert (multiplied(*x, places, out, memory=memory) == a @ b).all(), places
+            apart = tw.plan(placed(a, places[0]), placed(b, places[1]), out=placed(out, places[2]))
+            x = [a.copy(), b.copy()]
+            x[side] = out
+            expected = x[0] @ x[1]
+            apart(
+                *(placed(z, p) for z, p in zip(x, places, strict=False)), out=placed(out, places[2])
+            )
+            assert (out == expected).all(), places
+    x = a.copy()
+    beside = tw.plan(x, Onboard(b), out=Onboard(a.copy()), memory="900KiB")
+    with pytest.raises(BudgetError, match="shares no memory with an operand"):
+        beside(x, Onboard(b), out=Onboard(x))
+    held = tw.plan(x, Onboard(b), out=Onboard(x), memory="900KiB").held_bytes
+    assert held >= beside.held_bytes + x.nbytes
+
+
+def test_a_plan_is_found_again_whatever_is_free(cuda: FakeCuda, rng: Any) -> None:
+    a, b = small_integers(rng, (200, 200), "float32"), small_integers(rng, (200, 200), "float32")
+    plan = tw.plan(Onboard(a), b, memory="900KiB")
+    cuda.free_bytes[0] -= 12345
+    assert tw.plan(Onboard(a), b, memory="900KiB") is plan
+    assert tw.plan(Onboard(a), b) is tw.plan(Onboard(a), b)
+    cuda.free_bytes[0] += 12345
+
+
 @pytest.mark.parametrize("places", PLACES, ids="".join)
 def test_verified_results(cuda: FakeCuda, rng: Any, places: Any, monkeypatch: Any) -> None:
     a, b = small_integers(rng, (60, 50), "float32"), small_integers(rng, (50, 40), "float32")

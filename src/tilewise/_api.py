@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from . import _arrays, _cpu, _repeat
 from ._devices import device_names, gpu_for, machine_beside, machine_for
 from ._operand import Operand
+from ._overlap import meeting, meets, overlap
 from ._plan import Plan, make_plan
 from ._request import Request, array_key, layout, request
 from ._run import run_across, run_on_device, run_on_host
@@ -319,8 +320,8 @@ def _product_on_cpu(a: Array, b: Array, out: Array | None, dtype: Any) -> Any:
     place, overlaps = None, (False, False)
     if out is not None:
         place = array_key(out)
-        if _arrays.overlap(out, a, b):  # one look at both is enough for most
-            overlaps = _arrays.overlap(out, a), _arrays.overlap(out, b)
+        if overlap(out, a, b):  # one look at both is enough for most
+            overlaps = overlap(out, a), overlap(out, b)
     named = None if dtype is None else dtypes.dtype_named(dtype)
     made = _cpu_plan(array_key(a), array_key(b), place, overlaps, named)
     return run_on_host(made, a, b, out, a, b, any(overlaps))
@@ -366,7 +367,7 @@ def _group(a: Any, b: Any, out: Any, stream: Any, options: _Options) -> list[Cal
             group.append(_Product.of(x, y, z, stream, options._replace(memory=None)))
             group[-1].check_out()
         runs.append(partial(group[-1].run, asked))
-    taken = _arrays.meeting([product.seen for product in group])
+    taken = meeting([product.seen for product in group])
     if taken is not None:
         raise ShapeError(
             f"out[{taken}] shares memory with an array of another pair, which would be read, or "
@@ -430,14 +431,8 @@ def _planned(x: Any, y: Any, out: Any, options: _Options, *, updates: bool = Fal
 
 def _place(out: Any, x: Any, y: Any) -> tuple[Operand, tuple[bool, bool]]:
     """Describe where a result goes, and say whether it shares memory with each operand."""
-    return layout(out), (_overlap(out, x), _overlap(out, y))
-
-
-def _overlap(out: Any, x: Any) -> bool:
-    if type(out) is type(x) is np.ndarray:
-        return _arrays.overlap(out, x)
-    is_on_device = hasattr(out, "owner") and hasattr(x, "owner")
-    return is_on_device and out.overlaps(x)
+    a, b = (Operand not in (type(out), type(z)) and meets(out, z) for z in (x, y))
+    return layout(out), (a, b)
 
 
 def _whole_bytes(x: Any, memory: Any) -> int | None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import overlap
 from ._operand import batch_slices, pick
+from ._overlap import overlap
 from .numerics import dtypes, limbs
 from .outofcore.schedule import Tiles, choose_tiles
 

@@ -18,10 +18,11 @@ import numpy as np
 from . import _recipe
 from ._arrays import check_out
 from ._operand import Operand, c_strides
+from ._overlap import meets
 from .kernels import find
 from .numerics import bounds
 from .runtime import memory, streams
-from .runtime.arrays import COPY_ALIGNMENT, AnyArray, DeviceArray, apart, copied, to_device, to_host
+from .runtime.arrays import COPY_ALIGNMENT, AnyArray, DeviceArray, copied, to_device, to_host
 from .runtime.device import DeviceFacts, facts
 from .runtime.launch import Launch
 
@@ -29,7 +30,16 @@ if TYPE_CHECKING:
     from ._plan import Plan
     from ._recipe import Recipe
 
-__all__ = ["OnGpu", "Prepared", "copied_bytes", "launch", "multiply", "plan_gpu", "prepared"]
+__all__ = [
+    "OnGpu",
+    "Prepared",
+    "apart",
+    "copied_bytes",
+    "launch",
+    "multiply",
+    "plan_gpu",
+    "prepared",
+]
 
 #: Alpha and beta of a plain product, and their imaginary parts; whole, so that integers take them.
 _PLAIN = (1, 0, 0, 0)
@@ -78,7 +88,7 @@ class OnGpu:
 def plan_gpu(plan: Plan, gpu: DeviceFacts, memory_bytes: int | None) -> Plan:
     """Complete a plan by how one GPU carries it out, within so many bytes of its memory; pure."""
     asked, out = plan.asked, plan.asked.out
-    held = copied_bytes(plan)
+    held = copied_bytes(plan, on_gpu=True)
     operands = []
     for x, dtype in zip((plan.a, plan.b), plan.dtypes, strict=True):
         if x.where == "memory":
@@ -138,12 +148,29 @@ def plan_gpu(plan: Plan, gpu: DeviceFacts, memory_bytes: int | None) -> Plan:
     )
 
 
-def copied_bytes(plan: Plan) -> int:
-    """Return what copies take of operands in device memory that the result is written over."""
+def apart(x: Any, out: Any, held: ExitStack) -> Any:
+    """Return an operand, or a copy of it while ``held`` is open if it is in memory that out writes.
+
+    Of an ``out`` in device memory; all that was put on a stream with the arrays is done.
+    """
+    if not (isinstance(out, DeviceArray) and meets(out, x)):
+        return x
+    if not isinstance(x, DeviceArray):
+        return x.copy()
+    x = held.enter_context(copied(x, streams.DEFAULT))
+    streams.synchronize(streams.DEFAULT, x.index)
+    return x
+
+
+def copied_bytes(plan: Plan, *, on_gpu: bool) -> int:
+    """Return what copies take, there or on the host, of operands that out on a GPU overlaps."""
+    out = plan.asked.out
+    if out is None or not out.is_on_gpu:
+        return 0
     return sum(
         x.span_bytes + COPY_ALIGNMENT
         for x, is_copied in zip((plan.a, plan.b), plan.asked.overlaps, strict=True)
-        if is_copied and x.is_on_gpu
+        if is_copied and x.is_on_gpu == on_gpu
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _arrays, _memory, _repeat
+from ._overlap import meets
 from ._request import IN_HOST_MEMORY, layout
 from .errors import BudgetError, CheckError, OptionError, ShapeError, describe
 
@@ -78,8 +79,9 @@ def run_on_host(
     # A wrong result must not replace what is there, nor an operand change while it is read.
     is_apart = target is None or plan.verify
     if not is_apart and target is not None:
-        near = [z for z in (x, y) if isinstance(z, np.ndarray)]
-        is_apart = _arrays.overlap(target, *near) if overlaps is None else overlaps
+        if overlaps is None:
+            overlaps = meets(target, x) or meets(target, y)
+        is_apart = overlaps
     if is_apart or plan.asked.memory_bytes is not None:
         _check_room(plan, target, is_apart)
     if target is not None and not is_apart:
@@ -109,7 +111,7 @@ def run_across(plan: Plan, there: OnDevice, out: Any, a: Any, b: Any) -> Any:
     if not plan.verify:
         plan.how.multiply(plan, x, y, target)
         return out
-    a_host, b_host = _on_host(x), _on_host(y)  # before out, which may overlap them
+    a_host, b_host = _copied_to_host(x), _copied_to_host(y)  # before out, which may overlap them
     plan.how.multiply(plan, x, y, target)
     _verify(plan, a_host, b_host, target)
     return out
@@ -158,7 +160,7 @@ def run_on_device(
     return result
 
 
-def _on_host(x: Any) -> Any:
+def _copied_to_host(x: Any) -> Any:
     """Return an array in host memory, or a copy there of one in device memory that is complete."""
     if isinstance(x, np.ndarray) or not hasattr(x, "owner"):
         return np.asarray(x)
@@ -264,7 +266,7 @@ def _check_copies(plan: Plan, x: AnyArray, y: AnyArray, target: DeviceArray) -> 
     extra = sum(
         layout(z).span_bytes
         for z, is_counted in zip((x, y), plan.asked.overlaps, strict=True)
-        if not isinstance(z, np.ndarray) and target.overlaps(z) and not is_counted
+        if meets(target, z) and not is_counted
     )
     held = budget if plan.asked.is_mixed else plan.held_bytes  # panels fill what there is
     if held + extra > budget:
@@ -281,6 +283,6 @@ def _check_copies(plan: Plan, x: AnyArray, y: AnyArray, target: DeviceArray) -> 
 def _verify(plan: Plan, x: AnyArray, y: AnyArray, result: Any) -> None:
     from .numerics.check import check
 
-    found = check(_on_host(x), _on_host(y), _on_host(result), bound=plan.bound)
+    found = check(_copied_to_host(x), _copied_to_host(y), _copied_to_host(result), bound=plan.bound)
     if not found:
         raise CheckError(f"verify=True found a wrong result: {found}")

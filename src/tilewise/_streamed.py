@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from .outofcore.device_pipeline import multiply as run_pipeline
 from .outofcore.device_schedule import Launch, Schedule
 from .outofcore.device_time import expected
 from .outofcore.slices import HostArray, InPlace, Sink, Source
-from .runtime.arrays import AnyArray, DeviceArray, apart
+from .runtime.arrays import AnyArray, DeviceArray
 
 if TYPE_CHECKING:
     from ._plan import Plan
@@ -88,7 +88,8 @@ class Machine:
     is_gram: bool  #: whether both operands begin at the same address
     is_offer: bool  #: whether no device was asked for, so that the CPU may do it
     files: Files | None = None  #: for operands in files
-    free_bytes: tuple[int, ...] = ()  #: of each GPU, what could be taken if all of it were
+    free_bytes: tuple[int, ...] = field(default=(), compare=False)
+    """Of each GPU, what could be taken if all of it were: asked of files that were begun alone."""
 
     def streams(self, plan: Plan) -> bool:
         """Say whether a product is cut into pieces that are copied as it runs."""
@@ -143,6 +144,8 @@ class Streams:
         return list(itertools.accumulate(counts, initial=0))
 
     def multiply(self, plan: Plan, a: AnyArray, b: AnyArray, out: AnyArray | None) -> Any:
+        from ._gpu import apart
+
         with ExitStack() as held:
             a, b = apart(a, out, held), apart(b, out, held)
             return multiply(plan, self, a, b, out)
@@ -211,8 +214,10 @@ def plan_streams(plan: Plan, machine: Machine) -> Plan:
         rates = Rates(host_bytes=host, flops=flops, multiprocessors=gpu.multiprocessors)
         if machine.files is not None:
             rates = replace(rates, disk_bytes=_DISK_BYTES_PER_S, stretch_s=_STRETCH_S)
-        parts.append(_part(plan, whole, share, origin, gpu, budget - copied_bytes(plan), rates))
+        budget -= copied_bytes(plan, on_gpu=True)
+        parts.append(_part(plan, whole, share, origin, gpu, budget, rates))
     result_bytes = 0 if out is not None else math.prod(plan.shape) * plan.dtype.itemsize
+    result_bytes += copied_bytes(plan, on_gpu=False)
     moved = max(p.schedule.read_bytes + p.schedule.written_bytes for p in parts)
     room = None if memory_bytes is None else (memory_bytes - result_bytes) // len(parts)
     beside = () if machine.files is None else (machine.files.least_slice, machine.files.staged)

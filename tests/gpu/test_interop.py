@@ -65,6 +65,29 @@ def test_F7_F12_results_are_of_the_operands_kind() -> None:
         tw.matmul(cupy.ones((33, 70), np.float32), t.float().T)
 
 
+def test_F12_dask_chunks_of_cupy_give_chunks_of_cupy() -> None:
+    pytest.importorskip("dask", reason="dask is not installed")
+    import cupy
+    import dask.array as da
+
+    rng = np.random.default_rng(5)
+    for dtype in ("float16", "float32", "int32"):
+        a = rng.integers(-4, 5, (700, 900)).astype(dtype)
+        b = rng.integers(-4, 5, (900, 500)).astype(dtype)
+        x = da.from_array(cupy.asarray(a), (300, 250), asarray=False)
+        y = da.from_array(cupy.asarray(b), (400, 500), asarray=False)
+        z = tw.matmul(x, y)
+        assert type(z._meta) is cupy.ndarray
+        for scheduler in ("sync", "threads"):
+            got = z.compute(scheduler=scheduler)
+            assert type(got) is cupy.ndarray
+            assert got.dtype == dtype
+            assert (got.get() == (a.astype("f8") @ b.astype("f8")).astype(dtype)).all()
+        mixed = tw.matmul(x, b).compute(scheduler="threads")
+        assert type(mixed) is np.ndarray
+        assert (mixed == got.get()).all()
+
+
 def test_F7_jax_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else JAX takes three quarters of the device for itself, and the tests after this one lack it.
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

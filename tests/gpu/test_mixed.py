@@ -266,6 +266,29 @@ def test_a_result_over_an_operand(rng: Any, way: str) -> None:
         assert (out.get() == a @ b).all()
 
 
+def test_memory_that_the_host_and_the_gpu_both_see(rng: Any, way: str) -> None:
+    """Pinned memory has one address for both: an out on one side is an operand on the other."""
+    import cupy
+
+    n = 700
+    a, b = small_integers(rng, (n, n), "float32"), small_integers(rng, (n, n), "float32")
+    mapped = cupy.cuda.alloc_pinned_memory(a.nbytes)
+    host = np.frombuffer(mapped, np.float32, n * n).reshape(n, n)
+    memory = cupy.cuda.UnownedMemory(mapped.ptr, a.nbytes, mapped, 0)
+    there = cupy.ndarray((n, n), np.float32, cupy.cuda.MemoryPointer(memory, 0))
+    for left, right, out in (
+        (there, b, host),
+        (b, there, host),
+        (host, b, there),
+        (b, host, there),
+        (host, cupy.asarray(b), there),
+    ):
+        host[...] = a
+        expected = b @ a if left is b else a @ b
+        tw.matmul(left, right, out=out)
+        assert (host == expected).all()
+
+
 def test_verified_results(rng: Any, way: str, monkeypatch: Any) -> None:
     a, b = random(rng, (300, 200), "float32"), random(rng, (200, 100), "float32")
     for places in PLACES:

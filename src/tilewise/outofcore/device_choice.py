@@ -310,10 +310,10 @@ def _lines_within(
     for inner_tile in _sizes(sizes[inner], grains[inner]):
         panels = count(sizes[inner], inner_tile)
         panel = job.panel_bytes(1 if inner else 0, inner_tile, job.k)
-        read = job.read_bytes(1 if inner else 0, inner_tile, job.k)
+        read = job.slot_bytes(1 if inner else 0, inner_tile, job.k)
         for inner_slots, outer_slots in itertools.product({min(2, panels), panels}, (1, 2)):
             room = budget_bytes - inner_slots * panel - workspace * read
-            line = workspace / parts * job.read_bytes(1 if outer else 0, 1, job.k)
+            line = workspace / parts * job.slot_bytes(1 if outer else 0, 1, job.k)
             line += outer_slots * job.panel_bytes(1 if outer else 0, 1, job.k)
             line += 2 * inner_tile * job.c_bytes
             if room < line:
@@ -335,9 +335,9 @@ def _lines_within(
 
 def _pieces_within(job: Job, budget_bytes: int, workspace: float) -> Iterator[Schedule]:
     for tile_n, c_slots in itertools.product(_sizes(job.n, _grain(job.b)), (1, 2)):
-        room = budget_bytes - workspace * job.read_bytes(1, tile_n, job.piece)
+        room = budget_bytes - workspace * job.slot_bytes(1, tile_n, job.piece)
         room -= _RING * job.panel_bytes(1, tile_n, job.piece)
-        line = workspace * job.read_bytes(0, 1, job.piece) + c_slots * tile_n * job.c_bytes
+        line = workspace * job.slot_bytes(0, 1, job.piece) + c_slots * tile_n * job.c_bytes
         line += _RING * job.panel_bytes(0, 1, job.piece)
         if room < line:
             continue

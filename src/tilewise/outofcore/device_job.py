@@ -107,8 +107,8 @@ class Job:
         """Return what a panel of one matrix takes on the device."""
         return self.store(side, size, k).nbytes
 
-    def read_bytes(self, side: Literal[0, 1], size: int, k: int) -> int:
-        """Return what a panel takes wherever it is, as a launch reads it."""
+    def slot_bytes(self, side: Literal[0, 1], size: int, k: int) -> int:
+        """Return what a panel would take on the device, also where it is read in place."""
         return self.store(side, size, k).slot_bytes
 
     def store(self, side: Literal[0, 1], size: int, k: int, **of: Any) -> Store:

@@ -277,11 +277,11 @@ class _Run:
         self._schedule = schedule = share.schedule
         self._job = job = schedule.job
         self._sources = {
-            side: self._on_host(x, _region(x, job, side, share.origin))
+            side: self._end_of(x, _region(x, job, side, share.origin))
             for side, x in enumerate((a, b))
             if not isinstance(x, InPlace)
         }
-        self._out = None if isinstance(out, InPlace) else self._on_host(out, share.origin)
+        self._out = None if isinstance(out, InPlace) else self._end_of(out, share.origin)
         done = frozenset(tile - share.first_tile for tile in share.done)
         operations = list(schedule.operations(done))
         self._loads = [each for each in operations if isinstance(each, Load)]
@@ -538,7 +538,7 @@ class _Run:
         is_turned = not self._job.along_n
         yield from slices(out.end, box, is_turned, base, store, self._slice_bytes)
 
-    def _on_host(self, end: End, region: Box) -> _Host:
+    def _end_of(self, end: End, region: Box) -> _Host:
         view = end.view(region)
         is_pinned = view is not None and self._share.is_pinned(view)
         return _Host(end, region, end.dtype.newbyteorder("="), is_pinned)

@@ -247,11 +247,12 @@ class Schedule:
 
     def c_layout(self, launch: Launch) -> Layout:
         """Return where a launch writes."""
-        store, job = self.c_store(launch), self.job
+        job = self.job
         if job.c_strides is not None:
             is_aligned = self._begins_aligned(job.batch, job.c_strides, "mn")
             offset = _offset(launch.c, job.c_strides)
             return Layout(offset, launch.shape, job.c_strides, is_aligned)
+        store = self.c_store(launch)
         offset = launch.c_slot * self.c_slot_bytes
         if self.holds_c:
             row, col = launch.c[-2].start, launch.c[-1].start

@@ -20,7 +20,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .._arrays import check_out, mapped_by
+from .._arrays import check_out
+from .._overlap import mapped_by
 from ..errors import DTypeError, FileError, ShapeError
 from ..numerics.dtypes import is_extension
 from ..numerics.panels import release

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ __all__ = [
     "COPY_ALIGNMENT",
     "AnyArray",
     "DeviceArray",
-    "apart",
     "copied",
     "to_device",
     "to_host",
@@ -154,17 +153,6 @@ def to_host(x: DeviceArray, stream: int) -> NDArray[Any]:
     streams.synchronize(stream, x.index)
     # as_strided goes by the letter of a type, and float8_e5m2 has one that NumPy does not know.
     return np.ndarray(x.shape, x.dtype, raw.data, x.pointer - low, x.strides)
-
-
-def apart(x: Any, out: Any, held: ExitStack) -> Any:
-    """Return an operand, or a copy of it while ``held`` is open if it is in memory that out writes.
-
-    Of arrays in device memory alone; all that was put on a stream with them is done.
-    """
-    if isinstance(x, DeviceArray) and isinstance(out, DeviceArray) and out.overlaps(x):
-        x = held.enter_context(copied(x, streams.DEFAULT))
-        streams.synchronize(streams.DEFAULT, x.index)
-    return x
 
 
 @contextmanager

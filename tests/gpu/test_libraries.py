@@ -48,6 +48,7 @@ def some(*shape: int) -> Any:
     return room[-room.data_ptr() % 16 // 4 :][: math.prod(shape)].view(shape)
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 def test_tensors_are_recognised_by_torchs_guard() -> None:
     library = _libraries._Torch(torch)
     for shapes in (

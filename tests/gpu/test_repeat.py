@@ -9,7 +9,7 @@ import pytest
 
 import tilewise as tw
 from tilewise import _libraries, _repeat
-from tilewise.errors import DeviceError, DTypeError
+from tilewise.errors import DTypeError, OptionError
 
 pytestmark = pytest.mark.gpu
 
@@ -108,13 +108,21 @@ def test_what_is_refused_is_refused_after_a_good_product_too() -> None:
         for bad, error, message in (
             (whole((N, N)).requires_grad_(), DTypeError, "requires grad"),
             (whole((N, N)).to_sparse(), DTypeError, "sparse"),
-            (whole((N, N)).cpu(), DeviceError, "host memory"),
         ):
             for arrays in ((bad, b, out), (a, bad, out), (a, b, bad)):
                 with pytest.raises(error, match=message):
                     call(*arrays[:2], out=arrays[2])
         with pytest.raises(DTypeError, match="lazily"):
             call(a, b, out=torch._neg_view(out))
+        there = whole((N, N)).cpu()  # is another product, which matmul computes
+        for arrays in ((there, b, out), (a, there, out), (a, b, there)):
+            if call is plan:
+                with pytest.raises(OptionError, match="make a plan"):
+                    call(*arrays[:2], out=arrays[2])
+            else:
+                call(*arrays[:2], out=arrays[2])
+                expected = exact(*(x.cuda() for x in arrays[:2]))
+                assert torch.equal(arrays[2].cuda().double(), expected)
         call(a, b, out=out)
         assert torch.equal(out.double(), exact(a, b))
 

@@ -234,6 +234,18 @@ def test_a_result_over_an_operand(cuda: FakeCuda, rng: Any, kept: bool) -> None:
         apart(room.a, room.b, out=room.a)
 
 
+def test_a_copy_stands_beside_nothing_that_is_kept(cuda: FakeCuda, rng: Any) -> None:
+    wide, a = small_integers(rng, (700, 700), "float32"), small_integers(rng, (200, 200), "float32")
+    tw.matmul(Onboard(wide), wide, memory="2MiB", out=np.zeros((700, 700), "f4"))
+    assert device_memory.pool(0).kept_bytes > 900 << 10
+    least = []
+    real = cuda._allocate
+    cuda._allocate = lambda *given: (real(*given), least.append(cuda.free_bytes[0]))[0]  # type: ignore[method-assign]
+    x = Onboard(a.copy())
+    assert (tw.matmul(x, a, out=x, memory="900KiB").array == a @ a).all()
+    assert (1 << 30) - min(least) <= 900 << 10
+
+
 def test_memory_that_the_host_and_a_gpu_both_see(cuda: FakeCuda, rng: Any) -> None:
     """Managed memory, say: an out on one side is an operand on the other."""
     n = 200

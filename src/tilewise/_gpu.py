@@ -64,6 +64,7 @@ class OnGpu:
                 for z in (a, b)
             )
             put = prepared(self.recipe, index)
+            _shrink(plan, index, stream)
             if isinstance(out, DeviceArray):
                 put((x.pointer, y.pointer, out.pointer), stream)
                 streams.synchronize(stream, index)
@@ -157,9 +158,18 @@ def apart(x: Any, out: Any, held: ExitStack) -> Any:
         return x
     if not isinstance(x, DeviceArray):
         return x.copy()
+    memory.pool(x.index).trim()  # what is kept of products before would stand beside the copy
     x = held.enter_context(copied(x, streams.DEFAULT))
     streams.synchronize(streams.DEFAULT, x.index)
     return x
+
+
+def _shrink(plan: Plan, index: int, stream: int) -> None:
+    """Give back the stream's workspace if products before had more than a budget has room for."""
+    budget = plan.asked.memory_bytes
+    if budget is not None:
+        others = plan.held_bytes - plan.workspace_bytes
+        memory.workspace(index).shrink(stream, budget - others)
 
 
 def copied_bytes(plan: Plan, *, on_gpu: bool) -> int:
@@ -189,10 +199,7 @@ def multiply(
     """
     assert isinstance(plan.how, OnGpu)
     put = prepared(plan.how.recipe, c.index)
-    budget = plan.asked.memory_bytes
-    if budget is not None:  # products before may have had more
-        others = plan.held_bytes - plan.workspace_bytes
-        memory.workspace(c.index).shrink(stream, budget - others)
+    _shrink(plan, c.index, stream)
     with ExitStack() as held:
         if c.overlaps(a):
             a = held.enter_context(copied(a, stream))

@@ -17,7 +17,7 @@ from tilewise import _streamed
 from tilewise._memory import parse_budget
 from tilewise.errors import BudgetError, CheckError, DeviceError, OptionError
 from tilewise.runtime import pinned
-from tilewise.runtime.memory import pool
+from tilewise.runtime.memory import pool, workspace
 
 pytestmark = pytest.mark.gpu
 
@@ -365,6 +365,18 @@ def test_places_that_are_refused(rng: Any) -> None:
     for given in ((x, x), (b, b), (b, x)):
         with pytest.raises(tw.TilewiseError, match="make a plan"):
             plan(*given)
+
+
+def test_a_budget_takes_back_the_workspace_of_products_before() -> None:
+    import cupy
+
+    x = cupy.ones((4096, 4096), np.float32)
+    tw.matmul(x, x, stream=cupy.cuda.Stream.null)
+    assert workspace(0).held_bytes > 64 << 20
+    small = np.ones((200, 300), np.float32)
+    assert (tw.matmul(x[:100, :200], small, memory="16MiB") == 200).all()
+    cupy.cuda.Device().synchronize()
+    assert workspace(0).held_bytes <= 16 << 20
 
 
 def test_groups_and_memory_that_is_given_back(rng: Any) -> None:

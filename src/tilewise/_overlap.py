@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 __all__ = ["mapped_by", "meeting", "meets", "overlap"]
@@ -37,18 +38,15 @@ def overlap(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
     return False
 
 
-def meets(out: Any, x: Any) -> bool:
-    """Whether two arrays, each in host or device memory, may share it.
+def meets(out: Any, *operands: Any) -> bool:
+    """Whether ``out`` may share memory with an operand, each in host or device memory.
 
     What the host and a GPU both see (managed memory, mapped memory) has one address for both.
     """
-    if type(out) is type(x) is np.ndarray:
-        return overlap(out, x)
-    (low, high), (other_low, other_high) = (
-        np.lib.array_utils.byte_bounds(z) if isinstance(z, np.ndarray) else z.extent
-        for z in (out, x)
-    )
-    return bool(low < other_high and other_low < high)
+    if type(out) is np.ndarray and all(type(x) is np.ndarray for x in operands):
+        return overlap(out, *operands)
+    low, high = _extent(out)
+    return any(low < end and start < high for start, end in map(_extent, operands))
 
 
 def meeting(products: Sequence[tuple[Any, Any, Any]]) -> int | None:
@@ -67,7 +65,7 @@ def meeting(products: Sequence[tuple[Any, Any, Any]]) -> int | None:
     ]
     owners = np.array([i for i, *_ in every])
     files = np.unique([str(file) for *_, file, _ in every], return_inverse=True)[1]
-    bounds = np.array([np.lib.array_utils.byte_bounds(place) for *_, place in every])
+    bounds = np.array([byte_bounds(place) for *_, place in every])
     for number, (i, is_out, _, place) in enumerate(every):
         if is_out:
             low, high = bounds[number]
@@ -107,6 +105,12 @@ def _in_file(x: Any) -> _InFile | None:
     start = int(x.__array_interface__["data"][0]) - int(root.__array_interface__["data"][0])
     place = _Addresses(_PAGE + root.offset + start, x.shape, x.strides, x.dtype.itemsize)
     return _InFile(file, np.asarray(place))
+
+
+def _extent(x: Any) -> tuple[int, int]:
+    """Return the addresses between which an array lies."""
+    bounds: tuple[int, int] = x.extent if hasattr(x, "extent") else byte_bounds(x)
+    return bounds
 
 
 def _share(x: NDArray[Any], y: NDArray[Any]) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _arrays, _memory, _repeat
-from ._overlap import meets
+from ._overlap import meets, overlap
 from ._request import IN_HOST_MEMORY, layout
 from .errors import BudgetError, CheckError, OptionError, ShapeError, describe
 
@@ -79,9 +79,12 @@ def run_on_host(
     # A wrong result must not replace what is there, nor an operand change while it is read.
     is_apart = target is None or plan.verify
     if not is_apart and target is not None:
-        if overlaps is None:
-            overlaps = meets(target, x) or meets(target, y)
-        is_apart = overlaps
+        if overlaps is not None:
+            is_apart = overlaps
+        elif isinstance(x, np.ndarray) and isinstance(y, np.ndarray):  # most are: at once
+            is_apart = overlap(target, x, y)
+        else:
+            is_apart = meets(target, x, y)
     if is_apart or plan.asked.memory_bytes is not None:
         _check_room(plan, target, is_apart)
     if target is not None and not is_apart:

@@ -52,6 +52,10 @@ _INTEGER_PIECE = 4096
 _CORE_BYTES_PER_S = 3.75e9
 _MOST_CORES = 16
 
+#: What the host copies for several GPUs together, which share its memory, whatever its cores
+#: (docs/facts.md).
+_SHARED_BYTES_PER_S = 45e9
+
 #: What one core computes with NumPy's BLAS, by the type of the sums, and reads from memory; twice
 #: this much for complex numbers, and an eighth for integers.
 _CORE_FLOPS = {4: 75e9, 8: 37e9}
@@ -206,7 +210,9 @@ def plan_streams(plan: Plan, machine: Machine) -> Plan:
     flops = job.flops / max(whole.expected_us * 1e-6, 1e-9)
     shares = deal(job, len(machine.gpus))
     cores = machine.cores
-    host = _CORE_BYTES_PER_S * min(cores, _MOST_CORES * len(shares)) / len(shares)
+    host = _CORE_BYTES_PER_S * min(cores, _MOST_CORES)
+    if len(shares) > 1:
+        host = min(host, _SHARED_BYTES_PER_S) / len(shares)
     parts = []
     for gpu, budget, (share, origin) in zip(
         machine.gpus, machine.device_bytes, shares, strict=False

@@ -194,6 +194,16 @@ def test_pieces_are_added_in_order_so_bits_are_those_of_the_graph(rng: Any) -> N
     assert c.name != tw.matmul(cut(a, 32, 100), cut(b, 100, 48), memory="1GiB").name
 
 
+def test_products_of_different_float8_types_have_names_of_their_own() -> None:
+    """NumPy writes them alike (``dtype.str``), and dask computes one of two of the same name."""
+    types = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz]
+    results = [tw.matmul(ONES, ONES, dtype=dtype) for dtype in types]
+    assert len({c.name for c in results}) == len(types)
+    for c, dtype in zip(dask.compute(*results), types, strict=True):
+        assert c.dtype == dtype
+        assert (c == 4).all()
+
+
 @pytest.mark.parametrize("dtype", ["f2", "f8", "i1", "?"])
 def test_a_task_may_run_twice_and_writes_to_nothing_it_is_given(rng: Any, dtype: str) -> None:
     a, b = small_integers(rng, (3, 20), dtype), small_integers(rng, (20, 4), dtype)

@@ -89,7 +89,7 @@ def matmul(
     _check_room(a, b, work)
 
     batch = _batch_chunks(a, b)
-    token = tokenize(a.name, b.name, work)
+    token = tokenize(a.name, b.name, work, work.dtype.name)  # to dask most float8 types are one
     tasks = _tasks(token, a, b, tuple(map(len, batch)), work)
     graph = HighLevelGraph.from_collections(f"matmul-{token}", tasks, dependencies=[a, b])
     chunks = (*batch, *a.chunks[-2:-1], *(b.chunks[-1:] if b.ndim > 1 else ()))

@@ -119,9 +119,7 @@ def against_peers(
         inputs=INPUTS,
         repeats=repeats,
     )
-    ours = times["tilewise"]
-    bench.claim(case, "our time, of CuPy's", ours / times["cupy"], 1 / cupy_least)
-    bench.claim(case, "our time, of torch's", ours / times["torch"], 1 / torch_least)
+    claim(bench, case, times, cupy_least, torch_least)
     cupy.get_default_memory_pool().free_all_blocks()
     torch.cuda.empty_cache()
 
@@ -216,6 +214,13 @@ def mixed(
         inputs=INPUTS,
         repeats=repeats,
     )
+    claim(bench, case, times, cupy_least, torch_least)
+
+
+def claim(
+    bench: Benchmark, case: str, times: dict[str, float], cupy_least: float, torch_least: float
+) -> None:
+    """Claim at least so many times the peers' rates."""
     ours = times["tilewise"]
     bench.claim(case, "our time, of CuPy's", ours / times["cupy"], 1 / cupy_least)
     bench.claim(case, "our time, of torch's", ours / times["torch"], 1 / torch_least)

@@ -53,6 +53,13 @@ def thread_count() -> int:
     return len(sys._current_frames())
 
 
+def poisoned(shape: tuple[int, ...], dtype: Any, order: Any = "C") -> Array:
+    """Return a place for a result in which whatever is not written shows."""
+    out: Array = np.empty(shape, dtype, order)
+    out.reshape(-1, order="A").view(np.uint8)[...] = 0xFF
+    return out
+
+
 def guarded(x: Array, margin: int = 3) -> tuple[Array, Array]:
     """Return a copy of ``x`` inside a larger buffer of NaN (or 0xFF), and that buffer.
 

@@ -15,7 +15,7 @@ import tilewise as tw
 from tests.outofcore.fake_arrays import Onboard, late, onboard_library
 from tests.outofcore.fake_device import FakeCuda
 from tests.outofcore.fake_gpus import fake_gpus
-from tests.support import goes_on, planned, small_integers
+from tests.support import goes_on, planned, poisoned, small_integers
 from tests.test_gpu_plan import gpu
 from tilewise._operand import Operand
 from tilewise.errors import (
@@ -47,12 +47,6 @@ def cuda(monkeypatch: Any) -> Iterator[FakeCuda]:
 
 def placed(x: Any, place: str) -> Any:
     return Onboard(x) if place == "D" else x
-
-
-def poisoned(shape: tuple[int, ...], dtype: Any, order: Any = "C") -> Any:
-    out = np.empty(shape, dtype, order)
-    out.reshape(-1, order="A").view(np.uint8)[...] = 0xFF
-    return out
 
 
 def exact(a: Any, b: Any) -> Any:
@@ -400,7 +394,7 @@ def test_groups_of_mixed_pairs(cuda: FakeCuda, rng: Any) -> None:
     got = tw.matmul(left, right, out=outs)
     assert all(x is y for x, y in zip(got, outs, strict=True))
     assert (outs[1].array == a[1] @ b[1]).all()
-    with pytest.raises(BudgetError, match="the results of all others|group"):
+    with pytest.raises(BudgetError, match="pair 0 of the group: the results of all others take"):
         tw.matmul(left, right, memory="10KiB")
 
 
@@ -408,7 +402,7 @@ REFUSED = {
     "the CPU": ({"devices": "cpu"}, DeviceError, "operands are on cuda:0; copy them"),
     "another GPU": ({"devices": "cuda:1"}, DeviceError, "operands are on cuda:0; copy them"),
     "two GPUs": ({"devices": ["cuda:0", "cuda:1"]}, OptionError, "multiplied where they are"),
-    "no room": ({"memory": "4KiB"}, BudgetError, "raise"),
+    "no room": ({"memory": "4KiB"}, BudgetError, "raise the budget|raise memory="),
     "no stream": ({"stream": 5}, OptionError, "is not a stream"),
     "a read-only place": (
         {"out": Onboard(np.zeros((30, 30), "f4"), is_readonly=True)},
@@ -452,7 +446,7 @@ def test_places_that_do_not_meet(cuda: FakeCuda, rng: Any) -> None:
         tw.gemm(Onboard(a), b, np.zeros((30, 30), "f4"))
     with pytest.raises(DTypeError, match="None"):
         tw.matmul(None, Onboard(a))
-    with pytest.raises(DTypeError, match="requires|sparse|masked"):
+    with pytest.raises(DTypeError, match="b is a masked array"):
         tw.matmul(Onboard(a), np.ma.masked_array(b))
 
 

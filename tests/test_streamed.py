@@ -17,7 +17,7 @@ import tilewise as tw
 from benchmarks import timeline
 from tests.outofcore.fake_device import FakeCuda
 from tests.outofcore.fake_gpus import bindings, fake_gpus
-from tests.support import goes_on, planned, small_integers
+from tests.support import goes_on, planned, poisoned, small_integers
 from tests.test_gpu_plan import gpu
 from tilewise import _api, _devices, _recipe, _streamed
 from tilewise._operand import Operand
@@ -39,12 +39,6 @@ def rng() -> np.random.Generator:
 def cuda(monkeypatch: Any) -> Iterator[FakeCuda]:
     with fake_gpus(monkeypatch) as fake:
         yield fake
-
-
-def poisoned(shape: tuple[int, ...], dtype: Any, order: Any = "C") -> Any:
-    out = np.empty(shape, dtype, order)
-    out.reshape(-1, order="A").view(np.uint8)[...] = 0xFF
-    return out
 
 
 def exact(a: Any, b: Any) -> Any:

@@ -328,7 +328,7 @@ def _with_check(plan: Plan, result_bytes: int, is_streamed: bool) -> Plan:
     taken += sum(x.span_bytes for x in (a, b, out) if x is not None and x.is_on_gpu)  # of copies
     if plan.device == "cpu":
         held = max(held, result_bytes + taken)
-    elif plan.asked.out is None and a.is_on_gpu and b.is_on_gpu and not plan.asked.is_mixed:
+    elif out is None and a.is_on_gpu and b.is_on_gpu and not plan.asked.is_mixed:
         taken += math.prod(plan.shape) * plan.dtype.itemsize
     elif is_streamed:
         held += taken

@@ -21,6 +21,7 @@ from tests.support import (
     goes_on,
     no_more_threads_than,
     planned,
+    poisoned,
     small_integers,
     thread_count,
     within_bound,
@@ -43,12 +44,6 @@ def rng() -> np.random.Generator:
 @pytest.fixture(autouse=True)
 def streams_everything(cuts_everything: None) -> None:
     """Products of any size are cut."""
-
-
-def poisoned(shape: tuple[int, ...], dtype: Any, order: Any = "C") -> Any:
-    out = np.empty(shape, dtype, order)
-    out.reshape(-1, order="A").view(np.uint8)[...] = 0xFF
-    return out
 
 
 def streamed(a: Any, b: Any, budget: Any, out: Any = None, **options: Any) -> Any:
